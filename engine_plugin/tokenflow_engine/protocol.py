@@ -1,0 +1,221 @@
+"""The contract between gateway and engine: every message that crosses the link.
+
+Messages are msgspec structs in msgpack, one per ZeroMQ frame (DEALER at the gateway, ROUTER at the
+engine). Unknown *fields* are ignored, so either side may be newer by a field; unknown *versions* are
+refused in the handshake with a reason a person can act on.
+
+The life of a link::
+
+    gateway                                   engine
+      Hello(version, gateway_id, secret) ──▶
+                                         ◀──  Welcome | Refused(code, reason)
+      StreamOpened, Consumption, StreamClosed ──▶
+                                         ◀──  StreamStates (on change), Aborted, EngineStats (5 a second)
+      Ping (once a second)               ──▶
+
+The engine's statistics are its heartbeat; `Ping` is the gateway's. A message from a peer the engine does
+not know (the engine restarted) is answered with ``Refused(code="hello_required")``: the gateway says
+hello again and repeats ``StreamOpened`` for its live streams. A lost link never ends a stream.
+
+Times are wall-clock seconds since the epoch (``time.time()``), so that they mean the same on two machines.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+__all__ = [
+    "HEARTBEAT_S",
+    "LINK_TIMEOUT_S",
+    "PROTOCOL_VERSION",
+    "Aborted",
+    "Consumption",
+    "EngineMessage",
+    "EngineStats",
+    "GatewayMessage",
+    "Hello",
+    "Ping",
+    "ProtocolError",
+    "Reading",
+    "Refused",
+    "StreamClosed",
+    "StreamOpened",
+    "StreamState",
+    "StreamStates",
+    "Welcome",
+    "decode_engine_message",
+    "decode_gateway_message",
+    "encode",
+]
+
+PROTOCOL_VERSION = 1
+HEARTBEAT_S = 1.0
+"""Seconds between two pings of a gateway."""
+LINK_TIMEOUT_S = 3.0
+"""Seconds without any message after which either side counts the link as lost."""
+
+Reader = Literal["human", "voice", "machine"]
+State = Literal["waiting", "running", "parked", "finished", "aborted"]
+
+
+class ProtocolError(ValueError):
+    """Bytes that are no message of this protocol."""
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """Base of all messages: immutable, keyword-only, tagged by class name."""
+
+
+# ---- gateway to engine ---------------------------------------------------------------------------
+
+
+class Hello(_Message, frozen=True, tag=True):
+    """First message of a gateway. `gateway_id` outlives restarts, `incarnation` does not.
+
+    A hello with a known `gateway_id` and a new `incarnation` means that the old process is gone: the
+    engine aborts what that one had left running.
+    """
+
+    version: int
+    gateway_id: str
+    incarnation: str
+    secret: str
+
+
+class Ping(_Message, frozen=True, tag=True):
+    """The gateway is alive."""
+
+
+class StreamOpened(_Message, frozen=True, tag=True):
+    """A request with this `rid` is about to reach the engine, or is live there after a reconnect."""
+
+    rid: str
+    at: float
+    tenant: str = "anonymous"
+    sla: str = "default"
+    reader: Reader = "human"
+    declared_rate: float | None = None
+    """Tokens per second, where the client declared any."""
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where one reader is: `consumed` tokens at time `at`, moving at `rate` tokens per second."""
+
+    rid: str
+    at: float
+    consumed: float
+    rate: float
+    rate_low: float
+    rate_high: float
+    paused: bool = False
+
+
+class Consumption(_Message, frozen=True, tag=True):
+    """A batch of reader positions: only those that moved off what the engine would extrapolate."""
+
+    readings: list[Reading]
+
+
+class StreamClosed(_Message, frozen=True, tag=True):
+    """The gateway is done with this stream. If the engine is not, it aborts the request and confirms."""
+
+    rid: str
+    reason: str
+
+
+GatewayMessage = Hello | Ping | StreamOpened | Consumption | StreamClosed
+
+# ---- engine to gateway ---------------------------------------------------------------------------
+
+
+class Welcome(_Message, frozen=True, tag=True):
+    """The link is up. `capabilities` names what this engine's plugin can do (``"count"``, ``"abort"``...)."""
+
+    version: int
+    engine_id: str
+    model: str
+    engine: str
+    """Name and version, for example ``sglang 0.5.23``."""
+    capabilities: list[str]
+    kv_tokens: int
+    max_running: int
+
+
+class Refused(_Message, frozen=True, tag=True):
+    """The engine does not talk to this gateway, and why."""
+
+    code: Literal["bad_secret", "bad_version", "hello_required", "bad_message"]
+    reason: str
+
+
+class StreamState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One stream as the engine sees it. `generated` counts output tokens exactly, hidden ones included."""
+
+    rid: str
+    state: State
+    generated: int
+    buffered: float | None = None
+    """Tokens generated and not yet read, where the engine knows its reader."""
+
+
+class StreamStates(_Message, frozen=True, tag=True):
+    """Streams of this gateway whose state or count changed since the last such message."""
+
+    at: float
+    states: list[StreamState]
+
+
+class EngineStats(_Message, frozen=True, tag=True):
+    """The engine as a whole. Sent five times a second, also while a long step runs (`at` is then old)."""
+
+    at: float
+    running: int
+    waiting: int
+    parked: int
+    kv_used_tokens: int
+    kv_tokens: int
+    tokens_per_s: float
+    generated_total: int
+    hook_errors: int = 0
+    """Errors of our own code that the plugin caught since the engine started."""
+    passive: str | None = None
+    """Why the plugin only watches, if it does (for example an unknown engine version)."""
+
+
+class Aborted(_Message, frozen=True, tag=True):
+    """Confirms a `StreamClosed`: no request with this `rid` is queued or running any more."""
+
+    rid: str
+    generated: int
+    was_live: bool
+    """False when there was nothing left to abort."""
+
+
+EngineMessage = Welcome | Refused | StreamStates | EngineStats | Aborted
+
+_encoder = msgspec.msgpack.Encoder()
+_gateway_decoder = msgspec.msgpack.Decoder(GatewayMessage)
+_engine_decoder = msgspec.msgpack.Decoder(EngineMessage)
+
+
+def encode(message: GatewayMessage | EngineMessage) -> bytes:
+    """One message as the bytes of one frame."""
+    return _encoder.encode(message)
+
+
+def decode_gateway_message(frame: bytes) -> GatewayMessage:
+    """What a gateway sent. Raises `ProtocolError` for anything that is no message of this protocol."""
+    try:
+        return _gateway_decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a message of a gateway: {error}") from error
+
+
+def decode_engine_message(frame: bytes) -> EngineMessage:
+    """What an engine sent. Raises `ProtocolError` for anything that is no message of this protocol."""
+    try:
+        return _engine_decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a message of an engine: {error}") from error

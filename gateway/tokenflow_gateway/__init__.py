@@ -1,0 +1,1 @@
+"""TokenFlow's gateway: an OpenAI-compatible proxy that knows who is reading each stream."""

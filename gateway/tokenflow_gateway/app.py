@@ -1,0 +1,136 @@
+"""The gateway as one ASGI application: the relay for ``/v1/*``, the control app for the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import httpx
+import structlog
+import zmq.asyncio
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tokenflow_engine.control.endpoint import default_endpoint, link_secret
+from tokenflow_gateway.api.control import control_app
+from tokenflow_gateway.config import EngineConfig, Settings, is_loopback
+from tokenflow_gateway.engines.engine import Engine
+from tokenflow_gateway.engines.probe import HealthProbe
+from tokenflow_gateway.engines.registry import EngineRegistry
+from tokenflow_gateway.lifecycle import Lifecycle
+from tokenflow_gateway.link.client import EngineLink, LinkIdentity
+from tokenflow_gateway.metrics import Metrics
+from tokenflow_gateway.relay.relay import Relay
+from tokenflow_gateway.relay.stream import StreamTable
+from tokenflow_gateway.relay.upstream import Upstream
+
+__all__ = ["Gateway"]
+
+_log = structlog.stdlib.get_logger("tokenflow.gateway")
+
+_PROBE_TIMEOUT_S = 3.0
+
+
+class Gateway:
+    """The application. Its lifespan owns every task and connection."""
+
+    def __init__(self, settings: Settings, *, stopping: Callable[[], bool] = lambda: False) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.streams = StreamTable()
+        self.registry = EngineRegistry([Engine(config) for config in settings.engines])
+        self.metrics.watch(self.registry)
+        self._control: ASGIApp = control_app(settings, self.registry, self.streams, self.metrics, stopping)
+        self._relay: Relay | None = None
+        self._identity = LinkIdentity(
+            gateway_id=f"{socket.gethostname()}:{settings.port}",
+            incarnation=f"{os.getpid()}-{uuid.uuid4().hex[:8]}",
+            secret=settings.link_secret.get_secret_value() if settings.link_secret else link_secret(),
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif _is_relayed(scope):
+            assert self._relay is not None, "requests come after the lifespan's startup"
+            await self._relay(scope, receive, send)
+        else:
+            await self._control(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        async with self.running():
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Everything that lives as long as the gateway: connections, health probes and links."""
+        timeouts = self.settings.timeouts
+        upstream = Upstream(connect_s=timeouts.connect_s)
+        lifecycle = Lifecycle(self.streams, self.metrics, upstream)
+        context = zmq.asyncio.Context()
+        async with httpx.AsyncClient(timeout=_PROBE_TIMEOUT_S, trust_env=False) as probe_client:
+            probes = {engine: HealthProbe(engine, probe_client) for engine in self.registry}
+            links = self._links(lifecycle, context)
+            self._relay = Relay(
+                settings=self.settings,
+                registry=self.registry,
+                upstream=upstream,
+                lifecycle=lifecycle,
+                metrics=self.metrics,
+                on_engine_failure=lambda engine: probes[engine].suspect(),
+            )
+            await asyncio.gather(*(probe.probe() for probe in probes.values()))
+            parts: list[HealthProbe | EngineLink] = [*probes.values(), *links]
+            tasks = [asyncio.create_task(part.run()) for part in parts]
+            try:
+                yield
+            finally:
+                await _cancelled(tasks)
+                await lifecycle.aclose()
+                await upstream.close()
+                context.destroy(linger=0)
+
+    def _links(self, lifecycle: Lifecycle, context: zmq.asyncio.Context) -> list[EngineLink]:
+        links = []
+        for engine in self.registry:
+            endpoint = _endpoint(engine.config)
+            if endpoint is None:
+                engine.link_reason = "no link configured"
+                continue
+            link = EngineLink(engine, endpoint, self._identity, lifecycle, context=context)
+            lifecycle.attach(engine, link)
+            links.append(link)
+        return links
+
+
+def _is_relayed(scope: Scope) -> bool:
+    if scope["type"] != "http":
+        return False
+    path: str = scope["path"]
+    if path == "/v1/models" or path.startswith("/v1/models/"):
+        return False
+    return path.startswith("/v1/")
+
+
+def _endpoint(config: EngineConfig) -> str | None:
+    """The endpoint to link to: the configured one, or the local one of an engine on this machine."""
+    if config.link is not None:
+        return None if config.link == "off" else config.link
+    url = httpx.URL(config.url)
+    if not is_loopback(url.host):
+        return None
+    return default_endpoint(url.port or (443 if url.scheme == "https" else 80))
+
+
+async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            _log.error("a background task had failed", error=repr(outcome))

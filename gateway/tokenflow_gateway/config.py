@@ -1,0 +1,190 @@
+"""The gateway's configuration: one YAML file, environment variables over it, the command line over both.
+
+Every field can be set in the environment as ``TOKENFLOW_<FIELD>`` (nested: ``TOKENFLOW_TIMEOUTS__IDLE_S``).
+The result is frozen and validated once; a bad value stops the start with one line that names it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+__all__ = ["ConfigError", "EngineConfig", "Settings", "Timeouts", "is_loopback", "load_settings"]
+
+
+_FILE = "_file"
+"""Carries the file's values through the constructor to the place where sources are ordered."""
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the message names the fields and what to do."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address of this name stays on this machine."""
+    return host in {"localhost", "::1"} or host.startswith("127.")
+
+
+class EngineConfig(BaseModel):
+    """One OpenAI-compatible engine."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    """Base URL without ``/v1``, for example ``http://127.0.0.1:30000``."""
+    id: str | None = None
+    """Name in metrics and views; by default the URL's host and port."""
+    link: str | None = None
+    """ZeroMQ endpoint of the plugin, or ``off``. By default the local one, for an engine on this machine."""
+    api_key: SecretStr | None = None
+    """Sent to the engine as its bearer token, in place of what the client sent."""
+
+    @field_validator("url")
+    @classmethod
+    def _plain_base_url(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError(f"{url!r} is not an http(s) URL such as http://127.0.0.1:30000")
+        return url.rstrip("/").removesuffix("/v1")
+
+    @property
+    def name(self) -> str:
+        """`id`, or the URL's host and port."""
+        return self.id or urlsplit(self.url).netloc.rpartition("@")[2]
+
+
+class Timeouts(BaseModel):
+    """How long each phase of a request may take, in seconds."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    connect_s: float = Field(default=5.0, gt=0)
+    first_byte_s: float = Field(default=600.0, gt=0)
+    """From the request sent to the first byte of the answer: queueing and prefill."""
+    idle_s: float = Field(default=120.0, gt=0)
+    """Between two reads of an answer that has begun."""
+
+
+class Settings(BaseSettings):
+    """Everything the gateway can be told."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TOKENFLOW_", env_nested_delimiter="__", frozen=True, extra="forbid"
+    )
+
+    engines: Annotated[tuple[EngineConfig, ...], NoDecode] = Field(min_length=1)
+    host: str = "127.0.0.1"
+    port: int = Field(default=8080, ge=0, le=65535)
+    admin_token: SecretStr | None = None
+    """Bearer token of ``/admin``. Without one these routes answer on loopback only."""
+    link_secret: SecretStr | None = None
+    """Shared with the engines' plugins; by default the one this user's engines use on this machine."""
+    timeouts: Timeouts = Timeouts()
+    max_body_bytes: int = Field(default=32 * 1024 * 1024, gt=0)
+    """Largest request body; larger ones get 413."""
+    max_event_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
+    """Largest single event of an engine's stream."""
+    shutdown_grace_s: float = Field(default=30.0, ge=0)
+    """How long running streams may go on after SIGTERM."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["json", "console"] = "json"
+
+    @field_validator("engines", mode="before")
+    @classmethod
+    def _engines_from_urls(cls, value: Any) -> Any:
+        """Accept URLs beside full entries, and one comma-separated string of them (the environment)."""
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        if isinstance(value, (list, tuple)):
+            return [{"url": entry} if isinstance(entry, str) else entry for entry in value]
+        return value
+
+    @field_validator("engines")
+    @classmethod
+    def _engines_differ(cls, engines: tuple[EngineConfig, ...]) -> tuple[EngineConfig, ...]:
+        names = [engine.name for engine in engines]
+        doubles = {name for name in names if names.count(name) > 1}
+        if doubles:
+            raise ValueError(f"two engines share a name: {', '.join(sorted(doubles))}; give each its own id")
+        return engines
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Order of precedence: command line, environment, file."""
+        assert isinstance(init_settings, InitSettingsSource)
+        given = dict(init_settings.init_kwargs)
+        file_values = given.pop(_FILE, {})
+        return (
+            InitSettingsSource(settings_cls, init_kwargs=given),
+            env_settings,
+            InitSettingsSource(settings_cls, init_kwargs=file_values),
+        )
+
+
+def load_settings(config_file: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Settings:
+    """The settings of a file, the environment and `overrides`. Raises `ConfigError`."""
+    file_values = _read_yaml(config_file) if config_file else {}
+    _refuse_unknown(file_values, config_file)
+    values: dict[str, Any] = {_FILE: file_values, **(overrides or {})}
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        raise ConfigError(_explain(error)) from error
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold a mapping of settings, not a {type(values).__name__}")
+    return values
+
+
+def _refuse_unknown(values: dict[str, Any], path: Path | None) -> None:
+    unknown = sorted(str(key) for key in values if key not in Settings.model_fields)
+    if unknown:
+        known = ", ".join(Settings.model_fields)
+        raise ConfigError(f"{path}: unknown setting {', '.join(unknown)}; known are {known}")
+
+
+def _explain(error: ValidationError) -> str:
+    return "; ".join(_explain_one(detail["loc"], detail["msg"], detail["type"]) for detail in error.errors())
+
+
+def _explain_one(location: tuple[int | str, ...], message: str, kind: str) -> str:
+    where = ".".join(str(part) for part in location)
+    if where == "engines" and kind in {"missing", "too_short"}:
+        return "no engine given: use --engine http://127.0.0.1:30000, or `engines:` in the file of --config"
+    return f"{where}: {message.removeprefix('Value error, ')}{_origin(location)}"
+
+
+def _origin(location: tuple[int | str, ...]) -> str:
+    """Names the environment variable when that is where a bad value came from."""
+    name = "TOKENFLOW_" + "__".join(str(part).upper() for part in location)
+    return f" (from {name})" if name in os.environ else ""

@@ -1,0 +1,72 @@
+"""One engine as the gateway knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tokenflow_engine.protocol import EngineStats, Welcome
+from tokenflow_gateway.config import EngineConfig
+
+__all__ = ["NOT_CONNECTED", "Engine"]
+
+NOT_CONNECTED = "not connected yet"
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """Configuration, health and the latest statistics of one engine. Written by its probe and its link."""
+
+    config: EngineConfig
+    healthy: bool = False
+    health_reason: str | None = "not probed yet"
+    kind: Literal["sglang", "openai"] = "openai"
+    """SGLang takes the gateway's `rid` and can be told to abort; others get plain OpenAI requests."""
+    models: tuple[dict[str, object], ...] = ()
+    """Entries of its ``/v1/models``."""
+    welcome: Welcome | None = None
+    """Set while the link to its plugin is up."""
+    link_reason: str | None = NOT_CONNECTED
+    stats: EngineStats | None = None
+    streams: set[str] = field(default_factory=set)
+    """`rid` of the streams placed here."""
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def linked(self) -> bool:
+        return self.welcome is not None
+
+    @property
+    def model_ids(self) -> set[str]:
+        return {str(model.get("id")) for model in self.models}
+
+    def view(self) -> dict[str, object]:
+        """The engine as ``/admin/engines`` shows it. What is not known is null, never zero."""
+        stats = self.stats if self.linked else None
+        return {
+            "id": self.name,
+            "url": self.config.url,
+            "healthy": self.healthy,
+            "linked": self.linked,
+            "reason": self._reason(),
+            "models": sorted(self.model_ids),
+            "engine": self.welcome.engine if self.welcome else None,
+            "running": stats and stats.running,
+            "waiting": stats and stats.waiting,
+            "parked": stats and stats.parked,
+            "kv_used_tokens": stats and stats.kv_used_tokens,
+            "kv_tokens": stats and stats.kv_tokens,
+            "tokens_per_s": stats and round(stats.tokens_per_s, 1),
+            "hook_errors": stats and stats.hook_errors,
+            "streams": len(self.streams),
+        }
+
+    def _reason(self) -> str | None:
+        if not self.healthy:
+            return self.health_reason
+        if not self.linked:
+            return self.link_reason
+        return self.stats.passive if self.stats else None

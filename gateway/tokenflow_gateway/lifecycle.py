@@ -1,0 +1,136 @@
+"""A stream from its opening until the engine has confirmed that nothing of it is left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+import structlog
+
+from tokenflow_engine.protocol import Aborted, GatewayMessage, StreamClosed, StreamOpened, StreamState
+from tokenflow_gateway.engines.engine import Engine
+from tokenflow_gateway.link.client import EngineLink
+from tokenflow_gateway.metrics import Metrics
+from tokenflow_gateway.relay.errors import RelayError
+from tokenflow_gateway.relay.stream import End, Stream, StreamTable
+from tokenflow_gateway.relay.upstream import Upstream
+
+__all__ = ["Lifecycle"]
+
+_log = structlog.stdlib.get_logger("tokenflow.streams")
+
+CONFIRM_WITHIN_S = 5.0
+"""An abort that is not confirmed by then is given up on, logged and counted."""
+
+
+class Lifecycle:
+    """Opens and closes streams, tells the engines, and hears from them (`link.client.LinkEvents`).
+
+    Engines without a link are told over SGLang's ``/abort_request`` where they have it, and otherwise only
+    by the closed connection.
+    """
+
+    def __init__(self, streams: StreamTable, metrics: Metrics, upstream: Upstream) -> None:
+        self.streams = streams
+        self._metrics = metrics
+        self._upstream = upstream
+        self._links: dict[str, EngineLink] = {}
+        self._closing: dict[str, tuple[float, asyncio.TimerHandle]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def attach(self, engine: Engine, link: EngineLink) -> None:
+        self._links[engine.name] = link
+
+    # ---- what requests call: never waits ---------------------------------------------------------
+
+    def open(self, stream: Stream) -> None:
+        """Record a stream and announce it, ahead of its HTTP request."""
+        self.streams.add(stream)
+        link = self._links.get(stream.engine.name)
+        if link is not None:
+            link.opened(_announcement(stream))
+
+    def close(self, stream: Stream, end: End) -> None:
+        """The request is over for the client, for whatever reason; the engine is told."""
+        stream.end = end
+        self._metrics.stream_ended(stream, end)
+        link = self._links.get(stream.engine.name)
+        if link is not None and link.closed(stream.rid, end):
+            self._await_confirmation(stream)
+        else:
+            self._close_without_link(stream)
+
+    async def aclose(self) -> None:
+        """Let go of everything that is still waited for."""
+        for _, timer in self._closing.values():
+            timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ---- what links call (LinkEvents) ------------------------------------------------------------
+
+    def announcements(self, engine: Engine) -> Iterable[GatewayMessage]:
+        for stream in self.streams.of_engine(engine):
+            if stream.end is None:
+                yield _announcement(stream)
+            else:
+                yield StreamClosed(rid=stream.rid, reason=stream.end)
+
+    def on_states(self, engine: Engine, states: list[StreamState]) -> None:
+        self.streams.apply(states)
+
+    def on_aborted(self, engine: Engine, aborted: Aborted) -> None:
+        closing = self._closing.pop(aborted.rid, None)
+        stream = self.streams.remove(aborted.rid) if closing else None
+        if closing is None or stream is None:
+            return
+        since, timer = closing
+        timer.cancel()
+        if stream.engine_is_done:
+            self._compare_counts(stream, aborted)
+            return
+        self._metrics.abort_confirmed(time.monotonic() - since)
+        _log.info("engine dropped the request", rid=stream.rid, end=stream.end, generated=aborted.generated)
+
+    # ---- inside ----------------------------------------------------------------------------------
+
+    def _compare_counts(self, stream: Stream, confirmed: Aborted) -> None:
+        if stream.usage_tokens is not None and confirmed.generated != stream.usage_tokens:
+            self._metrics.count_mismatches.labels(stream.engine.name).inc()
+            _log.warning(
+                "token counts differ", rid=stream.rid, plugin=confirmed.generated, usage=stream.usage_tokens
+            )
+
+    def _await_confirmation(self, stream: Stream) -> None:
+        timer = asyncio.get_running_loop().call_later(CONFIRM_WITHIN_S, self._give_up, stream)
+        self._closing[stream.rid] = (time.monotonic(), timer)
+
+    def _give_up(self, stream: Stream) -> None:
+        self._closing.pop(stream.rid, None)
+        self.streams.remove(stream.rid)
+        if not stream.engine_is_done:
+            self._metrics.aborts.labels("unconfirmed").inc()
+            _log.warning("engine did not confirm an abort", rid=stream.rid, engine=stream.engine.name)
+
+    def _close_without_link(self, stream: Stream) -> None:
+        self.streams.remove(stream.rid)
+        if stream.engine_is_done:
+            return
+        self._metrics.aborts.labels("unlinked").inc()
+        if stream.engine.kind == "sglang" and stream.engine.healthy:
+            task = asyncio.get_running_loop().create_task(self._post_abort(stream))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _post_abort(self, stream: Stream) -> None:
+        try:
+            async with asyncio.timeout(CONFIRM_WITHIN_S):
+                await self._upstream.abort(stream.engine, stream.rid)
+        except (RelayError, TimeoutError) as error:
+            _log.warning("engine could not be told to abort", rid=stream.rid, error=str(error))
+
+
+def _announcement(stream: Stream) -> StreamOpened:
+    return StreamOpened(rid=stream.rid, at=stream.opened_at, tenant=stream.tenant)

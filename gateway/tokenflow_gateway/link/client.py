@@ -1,0 +1,246 @@
+"""The gateway's end of the link to one engine's plugin.
+
+One task owns the DEALER socket: it says hello, pings, notices silence and starts over. Everybody else only
+queues messages, which never waits. While the link is down messages are dropped: at the next welcome the
+live streams are announced anew, and streams go on without a link as the stock engine serves them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol, cast
+
+import structlog
+import zmq
+import zmq.asyncio
+
+from tokenflow_engine.control.endpoint import curve_keys, leaves_machine
+from tokenflow_engine.protocol import (
+    HEARTBEAT_S,
+    LINK_TIMEOUT_S,
+    PROTOCOL_VERSION,
+    Aborted,
+    EngineMessage,
+    EngineStats,
+    GatewayMessage,
+    Hello,
+    Ping,
+    ProtocolError,
+    Refused,
+    StreamClosed,
+    StreamOpened,
+    StreamState,
+    StreamStates,
+    Welcome,
+    decode_engine_message,
+    encode,
+)
+from tokenflow_gateway.engines.engine import NOT_CONNECTED, Engine
+
+__all__ = ["EngineLink", "LinkEvents", "LinkIdentity"]
+
+_log = structlog.stdlib.get_logger("tokenflow.link")
+
+RETRY_AFTER_REFUSAL_S = 5.0
+"""A wrong secret or version does not get better by asking more often."""
+_HELLO_EVERY_S = 0.25
+_MAX_UNSENT = 10_000
+"""Frames the socket may hold while the engine does not read; more are dropped, never waited for."""
+
+
+class LinkEvents(Protocol):
+    """What the gateway does with what engines say."""
+
+    def announcements(self, engine: Engine) -> Iterable[GatewayMessage]:
+        """What the engine has to be told after a (re)connect: the streams that are open or closing."""
+
+    def on_states(self, engine: Engine, states: list[StreamState]) -> None:
+        """Streams of ours changed."""
+
+    def on_aborted(self, engine: Engine, aborted: Aborted) -> None:
+        """The engine confirms that a closed stream is gone."""
+
+
+class LinkIdentity(NamedTuple):
+    """Who this gateway is (see `protocol.Hello`)."""
+
+    gateway_id: str
+    incarnation: str
+    secret: str
+
+
+class EngineLink:
+    """Connects to one engine until cancelled, and keeps `engine.welcome`, `.stats` and `.link_reason`."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        endpoint: str,
+        identity: LinkIdentity,
+        events: LinkEvents,
+        *,
+        context: zmq.asyncio.Context,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine = engine
+        self._endpoint = endpoint
+        self._identity = identity
+        self._events = events
+        self._context = context
+        self._clock = clock
+        self._socket: zmq.asyncio.Socket | None = None
+        self.dropped = 0
+        """Messages not sent because the engine did not read."""
+
+    # ---- what streams call: never waits ----------------------------------------------------------
+
+    def opened(self, message: StreamOpened) -> None:
+        """Announce a stream, ahead of its HTTP request."""
+        if self._engine.linked:
+            self._post(message)
+
+    def closed(self, rid: str, reason: str) -> bool:
+        """Tell the engine that the gateway is done with `rid`. False if there is no link to tell it over."""
+        if not self._engine.linked:
+            return False
+        return self._post(StreamClosed(rid=rid, reason=reason))
+
+    # ---- the task --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Hold the link until cancelled. A fault of ours costs the link, never a stream."""
+        while True:
+            try:
+                pause_s = await self._one_connection()
+            except (zmq.ZMQError, ProtocolError) as error:
+                self._down(f"link failed: {error}")
+                pause_s = HEARTBEAT_S
+            except Exception:  # noqa: BLE001 - logged in full, and the next connection starts afresh
+                _log.exception("fault in the link", engine=self._engine.name)
+                self._down("link failed: see the gateway's log")
+                pause_s = HEARTBEAT_S
+            await asyncio.sleep(pause_s)
+
+    async def _one_connection(self) -> float:
+        """One socket's life. Returns how long to wait before the next."""
+        self._socket = socket = self._new_socket()
+        try:
+            return await self._converse(socket)
+        finally:
+            self._socket = None
+            self._engine.welcome = None
+            socket.close(linger=0)
+
+    def _new_socket(self) -> zmq.asyncio.Socket:
+        socket = self._context.socket(zmq.DEALER)
+        socket.set(zmq.SNDHWM, _MAX_UNSENT)
+        socket.set(zmq.IMMEDIATE, 1)  # nothing is queued for an engine that is not there
+        socket.set(zmq.RECONNECT_IVL, 100)
+        socket.set(zmq.RECONNECT_IVL_MAX, 1000)
+        if leaves_machine(self._endpoint):
+            ours = curve_keys(self._identity.secret, "gateway")
+            socket.curve_secretkey, socket.curve_publickey = ours.secret, ours.public
+            socket.curve_serverkey = curve_keys(self._identity.secret, "engine").public
+        socket.connect(self._endpoint)
+        return socket
+
+    async def _converse(self, socket: zmq.asyncio.Socket) -> float:
+        self._heard = self._clock()
+        self._spoken = -math.inf
+        while True:
+            self._keep_alive()
+            frame = await self._receive(socket)
+            if frame is None:
+                continue
+            self._heard = self._clock()
+            refused = self._take(decode_engine_message(frame))
+            if refused is None:
+                continue
+            if refused.code != "hello_required":
+                self._down(f"refused: {refused.reason}")
+                return RETRY_AFTER_REFUSAL_S
+            self._engine.welcome = None  # it has restarted, and does not know us
+
+    def _keep_alive(self) -> None:
+        """Say hello until welcomed, ping afterwards, and notice silence."""
+        now = self._clock()
+        if now - self._heard > LINK_TIMEOUT_S:
+            self._silent()
+        if now - self._spoken < (HEARTBEAT_S if self._engine.linked else _HELLO_EVERY_S):
+            return
+        self._spoken = now
+        if self._engine.linked:
+            self._post(Ping())
+        else:
+            self._say_hello()
+
+    def _silent(self) -> None:
+        if self._engine.linked:
+            self._down("the plugin has gone silent")
+        elif self._engine.link_reason == NOT_CONNECTED:
+            self._down(f"no plugin answers at {self._endpoint}")
+
+    async def _receive(self, socket: zmq.asyncio.Socket) -> bytes | None:
+        """The next frame, or None after a while, so that `_keep_alive` gets its turn."""
+        if not await socket.poll(timeout=int(_HELLO_EVERY_S * 1000)):
+            return None
+        frames = await socket.recv_multipart()
+        return bytes(frames[-1])
+
+    def _say_hello(self) -> None:
+        identity = self._identity
+        self._post(
+            Hello(
+                version=PROTOCOL_VERSION,
+                gateway_id=identity.gateway_id,
+                incarnation=identity.incarnation,
+                secret=identity.secret,
+            )
+        )
+
+    def _take(self, message: EngineMessage) -> Refused | None:
+        """Act on one message. Returns it if it is a refusal."""
+        if isinstance(message, EngineStats):
+            self._engine.stats = message
+        elif isinstance(message, StreamStates):
+            self._events.on_states(self._engine, message.states)
+        elif isinstance(message, Aborted):
+            self._events.on_aborted(self._engine, message)
+        elif isinstance(message, Welcome):
+            self._up(message)
+        else:
+            return message
+        return None
+
+    def _up(self, welcome: Welcome) -> None:
+        if welcome.version != PROTOCOL_VERSION:
+            self._down(
+                f"the engine's plugin speaks protocol {welcome.version}, this gateway {PROTOCOL_VERSION}: "
+                "install the same release of tokenflow-serving on both sides"
+            )
+            return
+        if self._engine.welcome is None or self._engine.welcome.engine_id != welcome.engine_id:
+            _log.info("linked", engine=self._engine.name, with_engine=welcome.engine, model=welcome.model)
+        self._engine.welcome = welcome
+        self._engine.link_reason = None
+        for message in self._events.announcements(self._engine):
+            self._post(message)
+
+    def _down(self, reason: str) -> None:
+        if self._engine.link_reason != reason:
+            _log.warning("not linked", engine=self._engine.name, endpoint=self._endpoint, reason=reason)
+        self._engine.welcome = None
+        self._engine.link_reason = reason
+
+    def _post(self, message: GatewayMessage) -> bool:
+        """Hand a message to the socket, or drop it. Never waits."""
+        if self._socket is None:
+            return False
+        outcome = cast("asyncio.Future[None]", self._socket.send(encode(message), zmq.DONTWAIT))
+        if outcome.exception() is None:  # with DONTWAIT the future is done when it is returned
+            return True
+        self.dropped += not isinstance(message, Hello)
+        return False

@@ -1,0 +1,133 @@
+"""Prometheus metrics: nothing is done per token.
+
+Counters are written once when a stream ends, gauges are read when scraped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from tokenflow_gateway.engines.engine import Engine
+from tokenflow_gateway.relay.stream import End, Stream
+
+__all__ = ["Metrics"]
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Metrics:
+    """The gateway's metrics on a registry of their own."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # half of all lines, and nobody reads them
+        self.registry = CollectorRegistry()
+        self.responses = Counter(
+            "tokenflow_responses", "Answers begun.", ["route", "status"], registry=self.registry
+        )
+        self.ended = Counter(
+            "tokenflow_streams_ended",
+            "Requests that reached an engine, by how they ended.",
+            ["engine", "route", "reason"],
+            registry=self.registry,
+        )
+        self.ttft = Histogram(
+            "tokenflow_time_to_first_token_seconds",
+            "Arrival of a streaming request to its first content handed to the client.",
+            ["engine"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.prompt_tokens = Counter(
+            "tokenflow_prompt_tokens", "Prompt tokens.", ["engine"], registry=self.registry
+        )
+        self.generated_tokens = Counter(
+            "tokenflow_generated_tokens",
+            "Output tokens generated, those of aborted requests included.",
+            ["engine"],
+            registry=self.registry,
+        )
+        self.delivered_tokens = Counter(
+            "tokenflow_delivered_tokens",
+            "Output tokens handed to clients.",
+            ["engine"],
+            registry=self.registry,
+        )
+        self.count_mismatches = Counter(
+            "tokenflow_count_mismatches",
+            "Finished requests whose plugin count differs from the engine's usage: should stay 0.",
+            ["engine"],
+            registry=self.registry,
+        )
+        self.aborts = Counter(
+            "tokenflow_aborts",
+            "Requests ended before the engine was done: confirmed gone over the link, not confirmed in time, "
+            "or told without a link.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.abort_confirm = Histogram(
+            "tokenflow_abort_confirm_seconds",
+            "From the end of a request for its client to the engine's word that it is gone.",
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+
+    def watch(self, engines: Iterable[Engine]) -> None:
+        """Export the engines' gauges from now on."""
+        self.registry.register(_EngineCollector(list(engines)))
+
+    def stream_ended(self, stream: Stream, end: End) -> None:
+        engine = stream.engine.name
+        self.ended.labels(engine, stream.route, end).inc()
+        self.generated_tokens.labels(engine).inc(stream.generated)
+        self.delivered_tokens.labels(engine).inc(stream.delivered)
+        self.prompt_tokens.labels(engine).inc(stream.prompt_tokens or 0)
+        if stream.ttft_s is not None:
+            self.ttft.labels(engine).observe(stream.ttft_s)
+
+    def abort_confirmed(self, after_s: float) -> None:
+        self.aborts.labels("confirmed").inc()
+        self.abort_confirm.observe(after_s)
+
+
+class _EngineCollector(Collector):
+    """Gauges per engine. What an unlinked engine does not tell is absent, not zero."""
+
+    _ALWAYS: tuple[tuple[str, str, Callable[[Engine], float]], ...] = (
+        ("tokenflow_engine_healthy", "1 if the engine answers its health probe.", lambda e: float(e.healthy)),
+        ("tokenflow_engine_linked", "1 if the link to the engine's plugin is up.", lambda e: float(e.linked)),
+        (
+            "tokenflow_engine_streams",
+            "Requests of this gateway on the engine.",
+            lambda e: float(len(e.streams)),
+        ),
+    )
+    _LINKED = (
+        ("running", "Requests in the engine's running batch."),
+        ("waiting", "Requests in the engine's queue."),
+        ("parked", "Streams preempted because their readers are ahead."),
+        ("kv_used_tokens", "KV cache tokens in use."),
+        ("kv_tokens", "KV cache tokens in all."),
+        ("tokens_per_s", "Output tokens generated per second."),
+        ("hook_errors", "Errors of the plugin's own code that it caught: should stay 0."),
+    )
+
+    def __init__(self, engines: list[Engine]) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        for name, text, value in self._ALWAYS:
+            family = GaugeMetricFamily(name, text, labels=["engine"])
+            for engine in self._engines:
+                family.add_metric([engine.name], value(engine))
+            yield family
+        for field, text in self._LINKED:
+            family = GaugeMetricFamily(f"tokenflow_engine_{field}", text, labels=["engine"])
+            for engine in self._engines:
+                if engine.linked and engine.stats is not None:
+                    family.add_metric([engine.name], float(getattr(engine.stats, field)))
+            yield family

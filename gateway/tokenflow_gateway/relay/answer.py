@@ -1,0 +1,138 @@
+"""An engine's answer on its way to the client: a stream of events, or one document."""
+
+from __future__ import annotations
+
+import time
+
+import aiohttp
+import msgspec
+
+from tokenflow_gateway.relay.errors import BadStream, StreamTruncated, normalise_error
+from tokenflow_gateway.relay.exchange import STREAM_HEADERS, Exchange
+from tokenflow_gateway.relay.guard import RequestGuard
+from tokenflow_gateway.relay.meter import DONE, StreamMeter, Usage
+from tokenflow_gateway.relay.sse import SSEError
+from tokenflow_gateway.relay.stream import Stream
+from tokenflow_gateway.relay.upstream import Header
+
+__all__ = ["is_event_stream", "passed_headers", "relay_document", "relay_error", "relay_events", "relay_raw"]
+
+_TAIL_S = 1.0
+"""How long the engine may take to close its side after ``[DONE]``, so that the connection can be reused."""
+_PASSED = frozenset({"content-type", "content-disposition", "retry-after", "location"})
+
+
+class _Document(msgspec.Struct):
+    usage: Usage | None = None
+
+
+def is_event_stream(response: aiohttp.ClientResponse) -> bool:
+    """Whether a successful answer comes as server-sent events."""
+    return response.status < 300 and response.content_type == "text/event-stream"
+
+
+def passed_headers(response: aiohttp.ClientResponse) -> list[Header]:
+    """The engine's headers that are the client's business."""
+    return [
+        (name.lower().encode("latin-1"), value.encode("latin-1"))
+        for name, value in response.headers.items()
+        if name.lower() in _PASSED
+    ]
+
+
+async def relay_events(
+    exchange: Exchange,
+    response: aiohttp.ClientResponse,
+    guard: RequestGuard,
+    stream: Stream,
+    meter: StreamMeter,
+    *,
+    idle_s: float,
+) -> None:
+    """Relay a metered stream to its end. Raises `BadStream`, `StreamTruncated`, or what the guard raises.
+
+    The answer is finished towards the client unless this raises.
+    """
+    await exchange.start(200, STREAM_HEADERS)
+    data = await response.content.readany()  # until then it is still the first byte that is waited for
+    guard.expect(idle_s, "nothing more")
+    while data:
+        await _hand_over(exchange, guard, stream, meter, _feed(meter, data))
+        guard.extend(idle_s)
+        if meter.done:
+            guard.expect(_TAIL_S, "no end of its stream")
+        data = await response.content.readany()
+    await _hand_over(exchange, guard, stream, meter, meter.end() + _closing(meter))
+    await exchange.finish()
+
+
+def _feed(meter: StreamMeter, data: bytes) -> bytes:
+    try:
+        return meter.feed(data)
+    except SSEError as error:
+        raise BadStream(f"the engine's stream cannot be read: {error}") from error
+
+
+async def _hand_over(
+    exchange: Exchange, guard: RequestGuard, stream: Stream, meter: StreamMeter, data: bytes
+) -> None:
+    if data:
+        guard.hold()  # waiting for the client is not waiting for the engine
+        await exchange.write(data)
+    if meter.tokens and stream.first_token is None:
+        stream.first_token = time.monotonic()
+    stream.delivered = meter.tokens
+    if meter.usage is not None:
+        note_usage(stream, meter.usage)
+
+
+def _closing(meter: StreamMeter) -> bytes:
+    """What the end of the engine's stream lacks. Raises `StreamTruncated` if that is more than a word."""
+    if meter.done or meter.failed:
+        return b"" if meter.done else DONE
+    if meter.complete:
+        return DONE
+    raise StreamTruncated("the engine's stream ended before the answer was complete")
+
+
+def note_usage(stream: Stream, usage: Usage) -> None:
+    """The engine's own count: all of it has been, or is about to be, handed over."""
+    stream.prompt_tokens = usage.prompt_tokens
+    stream.usage_tokens = stream.delivered = usage.completion_tokens
+
+
+async def relay_document(exchange: Exchange, response: aiohttp.ClientResponse, stream: Stream) -> None:
+    """Relay a whole JSON answer, and count by its usage."""
+    body = await response.read()
+    await exchange.answer(response.status, body)
+    try:
+        usage = msgspec.json.decode(body, type=_Document).usage
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return
+    if usage is not None:
+        note_usage(stream, usage)
+
+
+async def relay_error(exchange: Exchange, response: aiohttp.ClientResponse) -> None:
+    """Relay an engine's refusal, in OpenAI's shape and with its own status."""
+    body = normalise_error(await response.read(), response.status)
+    headers = [header for header in passed_headers(response) if header[0] == b"retry-after"]
+    await exchange.answer(response.status, body, headers)
+
+
+async def relay_raw(
+    exchange: Exchange, response: aiohttp.ClientResponse, guard: RequestGuard, *, idle_s: float
+) -> None:
+    """Relay an answer that is not ours to read, as it comes."""
+    headers = list(STREAM_HEADERS) if is_event_stream(response) else passed_headers(response)
+    if response.content_length is not None and "Content-Encoding" not in response.headers:
+        headers.append((b"content-length", str(response.content_length).encode()))
+    await exchange.start(response.status, headers)
+    data = await response.content.readany()
+    guard.expect(idle_s, "nothing more")
+    while data:
+        guard.hold()
+        await exchange.write(data)
+        guard.extend(idle_s)
+        data = await response.content.readany()
+    await exchange.finish()

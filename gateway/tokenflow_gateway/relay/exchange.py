@@ -1,0 +1,99 @@
+"""One client's request and the answer to it, over raw ASGI."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable
+from typing import Final
+
+from starlette.types import Receive, Scope, Send
+
+from tokenflow_gateway.relay.errors import BodyTooLarge, RelayError
+from tokenflow_gateway.relay.guard import ClientGone
+from tokenflow_gateway.relay.upstream import Header
+
+__all__ = ["STREAM_HEADERS", "Exchange"]
+
+STREAM_HEADERS: Final[tuple[Header, ...]] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+)
+"""What keeps proxies and compressors in between from holding events back."""
+
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class Exchange:
+    """Reads the body, and writes the answer in order: `start`, `write`..., `finish`."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.receive = receive
+        self._send = send
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: list[Header] = scope["headers"]
+        self.request_id = _request_id(self.headers)
+        self.status: int | None = None
+        """Status of the answer, once it has begun."""
+        self.streaming = False
+        """The answer is a stream of events, so that an error can still be told in it."""
+
+    @property
+    def path_qs(self) -> str:
+        """Path and query as the client sent them."""
+        raw = self.scope.get("raw_path") or self.path.encode()
+        query: bytes = self.scope["query_string"]
+        return (raw + (b"?" + query if query else b"")).decode("latin-1")
+
+    async def read_body(self, limit_bytes: int) -> bytes:
+        """The whole request body. Raises `BodyTooLarge` or `ClientGone`."""
+        parts, size = [], 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit_bytes:
+                raise BodyTooLarge(f"the request body is larger than {limit_bytes} bytes")
+            parts.append(part)
+            if not message.get("more_body"):
+                return b"".join(parts)
+
+    async def start(self, status: int, headers: Iterable[Header]) -> None:
+        self.status = status
+        headers = list(headers)
+        self.streaming = STREAM_HEADERS[0] in headers
+        own = (b"x-request-id", self.request_id.encode("latin-1"))
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, own]})
+
+    async def write(self, data: bytes) -> None:
+        """Hand bytes to the server; waits while the client's connection is full."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def finish(self, data: bytes = b"") -> None:
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def answer(self, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
+        """A whole JSON answer at once."""
+        length = (b"content-length", str(len(body)).encode())
+        await self.start(status, [(b"content-type", b"application/json"), length, *headers])
+        await self.finish(body)
+
+    async def fail(self, error: RelayError) -> None:
+        """The answer is an error; only before `start`."""
+        retry: list[Header] = []
+        if error.retry_after_s is not None:
+            retry.append((b"retry-after", str(error.retry_after_s).encode()))
+        await self.answer(error.status, error.body(), retry)
+
+
+def _request_id(headers: Iterable[Header]) -> str:
+    """The client's ``x-request-id`` if it is one we can log and send on, else a new one."""
+    for name, value in headers:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return value.decode("latin-1")
+    return f"req-{uuid.uuid4().hex}"

@@ -1,0 +1,144 @@
+"""The record of each open stream, and the table of all of them."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from tokenflow_engine.protocol import State, StreamState
+
+if TYPE_CHECKING:
+    from tokenflow_gateway.engines.engine import Engine
+
+__all__ = ["End", "Stream", "StreamTable", "new_rid"]
+
+End = Literal[
+    "finished",
+    "refused",
+    "client_gone",
+    "engine_error",
+    "engine_lost",
+    "engine_timeout",
+    "truncated",
+    "shutdown",
+    "failed",
+]
+"""Why a stream ended.
+
+``refused``: the engine answered with an error status, and runs nothing; ``engine_error``: an error inside the
+stream; ``failed``: a fault of our own.
+"""
+
+
+def new_rid() -> str:
+    """A name no other request has had."""
+    return f"tf-{uuid.uuid4().hex}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Stream:
+    """One request from its arrival until the engine has confirmed that nothing of it is left."""
+
+    rid: str
+    request_id: str
+    route: str
+    model: str
+    engine: Engine
+    tenant: str = "anonymous"
+    streaming: bool = True
+    opened_at: float = field(default_factory=time.time)
+    """Wall-clock seconds; durations come from `started`."""
+    started: float = field(default_factory=time.monotonic)
+    first_token: float | None = None
+    """`time.monotonic()` when the first content was handed to the client."""
+    delivered: int = 0
+    """Tokens handed to the client: one per content event, corrected by the engine's usage at the end."""
+    counted: int | None = None
+    """Tokens generated, as the engine's plugin counts them."""
+    engine_state: State | None = None
+    prompt_tokens: int | None = None
+    usage_tokens: int | None = None
+    """`completion_tokens` of the engine's usage, once it came."""
+    end: End | None = None
+    """How it ended for the client. The record stays until the engine confirms that nothing of it is left."""
+
+    @property
+    def engine_is_done(self) -> bool:
+        """The engine has said its last word on this request, so there is nothing to abort."""
+        return self.end in {"finished", "refused"}
+
+    @property
+    def state(self) -> str:
+        """What the stream is doing, for views."""
+        if self.end is not None:
+            return "closing"
+        return self.engine_state or "unknown"
+
+    @property
+    def generated(self) -> int:
+        """The best count of generated tokens there is."""
+        return max(self.counted or 0, self.usage_tokens or 0, self.delivered)
+
+    @property
+    def ttft_s(self) -> float | None:
+        """Seconds from arrival to the first content handed to the client."""
+        return None if self.first_token is None else self.first_token - self.started
+
+    def view(self, now: float) -> dict[str, object]:
+        """The stream as ``/admin/streams`` shows it; `now` is `time.monotonic()`."""
+        return {
+            "id": self.rid,
+            "request_id": self.request_id,
+            "route": self.route,
+            "tenant": self.tenant,
+            "model": self.model,
+            "engine": self.engine.name,
+            "state": self.state,
+            "generated": self.generated,
+            "delivered": self.delivered,
+            "age_s": round(now - self.started, 3),
+            "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 4),
+        }
+
+
+class StreamTable:
+    """All streams that are open or closing, by `rid`."""
+
+    def __init__(self) -> None:
+        self._streams: dict[str, Stream] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._streams.values())
+
+    def add(self, stream: Stream) -> None:
+        assert stream.rid not in self._streams
+        self._streams[stream.rid] = stream
+        stream.engine.streams.add(stream.rid)
+
+    def get(self, rid: str) -> Stream | None:
+        return self._streams.get(rid)
+
+    def remove(self, rid: str) -> Stream | None:
+        """Forget a stream. Harmless if it is gone already."""
+        stream = self._streams.pop(rid, None)
+        if stream is not None:
+            stream.engine.streams.discard(rid)
+        return stream
+
+    def apply(self, states: Iterable[StreamState]) -> None:
+        """Take over what an engine says of its streams; unknown ones are ignored."""
+        for state in states:
+            stream = self._streams.get(state.rid)
+            if stream is not None:
+                stream.engine_state = state.state
+                stream.counted = state.generated
+
+    def of_engine(self, engine: Engine) -> list[Stream]:
+        """The streams placed on one engine."""
+        return [self._streams[rid] for rid in engine.streams]

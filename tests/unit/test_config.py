@@ -1,0 +1,79 @@
+"""Settings: where they come from, in which order, and what a bad one says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tokenflow_gateway.config import ConfigError, load_settings
+
+URL = "http://127.0.0.1:30000"
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "tokenflow.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_engine_urls_are_enough() -> None:
+    settings = load_settings(overrides={"engines": [URL, URL + "1/v1/"]})
+    assert [engine.url for engine in settings.engines] == [URL, URL + "1"]
+    assert settings.engines[0].name == "127.0.0.1:30000"
+    assert settings.host == "127.0.0.1"
+
+
+def test_command_line_beats_environment_beats_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, f"engines: [{URL}]\nport: 1001\nlog_level: debug\ntimeouts: {{idle_s: 7}}\n")
+    monkeypatch.setenv("TOKENFLOW_PORT", "1002")
+    monkeypatch.setenv("TOKENFLOW_TIMEOUTS__CONNECT_S", "3")
+    assert load_settings(path).port == 1002
+    settings = load_settings(path, {"port": 1003})
+    assert (settings.port, settings.log_level) == (1003, "debug")
+    assert (settings.timeouts.idle_s, settings.timeouts.connect_s) == (7, 3)
+
+
+def test_engines_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENFLOW_ENGINES", f"{URL}, http://127.0.0.1:30001")
+    assert len(load_settings().engines) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("port: 8080", "no engine given: use --engine"),
+        ("engines: []", "no engine given: use --engine"),
+        ("engines: [ftp://x]", "not an http(s) URL"),
+        (f"engines: [{URL}]\nport: many", "port: Input should be a valid integer"),
+        (f"engines: [{URL}]\nports: 1", "unknown setting ports"),
+        (f"engines: [{URL}, {URL}]", "two engines share a name"),
+        (f"engines: [{{url: {URL}, weight: 3}}]", "engines.0.weight: Extra inputs are not permitted"),
+        (f"engines: [{URL}]\ntimeouts: {{idle_s: 0}}", "timeouts.idle_s: Input should be greater than 0"),
+        ("[1, 2]", "must hold a mapping"),
+        ("engines: [", "not valid YAML"),
+    ],
+)
+def test_a_bad_file_names_the_fault_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_settings(write(tmp_path, text))
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENFLOW_PORT", "many")
+    with pytest.raises(ConfigError, match="TOKENFLOW_PORT"):
+        load_settings(overrides={"engines": [URL]})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot read .*nowhere.yaml: No such file"):
+        load_settings(tmp_path / "nowhere.yaml")
+
+
+def test_secrets_are_not_printed() -> None:
+    settings = load_settings(
+        overrides={"engines": [{"url": URL, "api_key": "hush"}], "admin_token": "hush", "link_secret": "hush"}
+    )
+    assert "hush" not in repr(settings)

@@ -1,0 +1,123 @@
+"""The meter: bytes through unchanged, what must differ changed, tokens and ends noticed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tokenflow_gateway.relay.meter import StreamMeter
+
+
+def chunk(content: str | None = None, finish: str | None = None, index: int = 0, **delta: object) -> bytes:
+    choice = {"index": index, "delta": {**delta, "content": content}, "finish_reason": finish}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":2,"total_tokens":7}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def meter(*, keep_usage: bool = False) -> StreamMeter:
+    return StreamMeter(max_event_bytes=1 << 20, keep_usage=keep_usage)
+
+
+def test_events_pass_as_they_came_and_are_counted() -> None:
+    stream = meter()
+    sent = chunk("", role="assistant") + chunk("Par") + chunk("is") + chunk(None, "stop")
+    assert stream.feed(sent) + stream.feed(DONE) == sent + DONE
+    assert (stream.tokens, stream.done, stream.complete, stream.failed) == (2, True, True, False)
+
+
+@pytest.mark.parametrize("keep_usage", [True, False])
+def test_the_usage_event_reaches_only_those_who_asked(*, keep_usage: bool) -> None:
+    stream = meter(keep_usage=keep_usage)
+    assert stream.feed(chunk("a") + USAGE) == chunk("a") + (USAGE if keep_usage else b"")
+    assert stream.usage is not None
+    assert (stream.usage.prompt_tokens, stream.usage.completion_tokens) == (5, 2)
+
+
+def test_usage_beside_content_is_never_removed() -> None:
+    stream = meter()
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}],"usage":{"completion_tokens":1}}\n\n'
+    assert stream.feed(event) == event
+    assert (stream.tokens, stream.usage and stream.usage.completion_tokens) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"reasoning_content": "hm"},
+        {"reasoning": "hm"},
+        {"refusal": "no"},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "{"}}]},
+    ],
+)
+def test_all_kinds_of_content_count(delta: dict[str, object]) -> None:
+    stream = meter()
+    stream.feed(chunk(None, **delta))
+    assert stream.tokens == 1
+
+
+def test_text_completions_count() -> None:
+    stream = meter()
+    stream.feed(b'data: {"choices":[{"index":0,"text":"a","finish_reason":null}]}\n\n')
+    assert stream.tokens == 1
+
+
+def test_a_stream_is_complete_when_every_choice_is() -> None:
+    stream = meter()
+    stream.feed(chunk("a", index=0) + chunk("b", index=1) + chunk(None, "stop", index=0))
+    assert not stream.complete
+    stream.feed(chunk(None, "length", index=1))
+    assert stream.complete
+
+
+def test_nothing_follows_done() -> None:
+    stream = meter()
+    assert stream.feed(chunk("a") + DONE + DONE + chunk("b")) == chunk("a") + DONE
+    assert stream.feed(chunk("c")) + stream.end() == b""
+
+
+def test_text_that_reads_like_the_end_is_not_the_end() -> None:
+    stream = meter()
+    event = chunk("data: [DONE]")
+    assert stream.feed(event) == event
+    assert not stream.done
+
+
+def test_done_without_its_blank_line_is_done() -> None:
+    stream = meter()
+    stream.feed(b"data: [DONE]")
+    assert stream.end() == DONE
+    assert stream.done
+
+
+def test_half_an_event_is_not_passed_on_at_the_end() -> None:
+    stream = meter()
+    assert stream.feed(chunk("a") + b'data: {"choices":[{"ind') == chunk("a")
+    assert stream.end() == b""
+
+
+def test_comments_and_events_without_data_are_dropped() -> None:
+    stream = meter()
+    noise = b": processing\n\n" + b"retry: 1000\n\n" + b"id: 3\n\n"
+    assert stream.feed(noise + chunk("a") + noise) == chunk("a")
+
+
+def test_a_wrapped_error_passes_and_a_flat_one_is_wrapped() -> None:
+    wrapped = b'data: {"error":{"message":"m","type":"t","param":null,"code":null}}\n\n'
+    stream = meter()
+    assert stream.feed(wrapped) == wrapped
+    assert stream.failed
+    flat = meter()
+    out = flat.feed(b'data: {"object":"error","message":"m","code":500}\n\n')
+    assert json.loads(out.removeprefix(b"data: "))["error"]["message"] == "m"
+    assert flat.failed
+
+
+def test_events_that_are_not_understood_pass() -> None:
+    stream = meter()
+    odd = b'event: x\ndata: {"choices": 3}\n\n' + b"data: plain words\n\n"
+    assert stream.feed(odd) == odd
+    assert stream.tokens == 0

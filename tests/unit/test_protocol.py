@@ -1,0 +1,99 @@
+"""The contract of the link: what both sides can rely on."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenflow_engine import protocol
+from tokenflow_engine.protocol import (
+    Aborted,
+    Consumption,
+    EngineStats,
+    Hello,
+    Ping,
+    ProtocolError,
+    Reading,
+    Refused,
+    StreamClosed,
+    StreamOpened,
+    StreamState,
+    StreamStates,
+    Welcome,
+    decode_engine_message,
+    decode_gateway_message,
+    encode,
+)
+
+FROM_GATEWAY = [
+    Hello(version=1, gateway_id="g", incarnation="i", secret="s"),
+    Ping(),
+    StreamOpened(rid="r", at=1.5, tenant="t", sla="gold", reader="voice", declared_rate=4.0),
+    Consumption(
+        readings=[Reading(rid="r", at=1.0, consumed=3.5, rate=5, rate_low=4, rate_high=6, paused=True)]
+    ),
+    StreamClosed(rid="r", reason="client_gone"),
+]
+FROM_ENGINE = [
+    Welcome(
+        version=1,
+        engine_id="e",
+        model="m",
+        engine="sglang 0.5.23",
+        capabilities=["count"],
+        kv_tokens=1,
+        max_running=2,
+    ),
+    Refused(code="bad_secret", reason="why"),
+    StreamStates(at=1.0, states=[StreamState(rid="r", state="running", generated=3)]),
+    EngineStats(
+        at=1.0,
+        running=1,
+        waiting=2,
+        parked=0,
+        kv_used_tokens=3,
+        kv_tokens=4,
+        tokens_per_s=5.0,
+        generated_total=6,
+        hook_errors=7,
+        passive="why",
+    ),
+    Aborted(rid="r", generated=3, was_live=True),
+]
+
+
+@pytest.mark.parametrize("message", FROM_GATEWAY, ids=lambda m: type(m).__name__)
+def test_a_gateways_message_survives_the_wire(message: protocol.GatewayMessage) -> None:
+    assert decode_gateway_message(encode(message)) == message
+
+
+@pytest.mark.parametrize("message", FROM_ENGINE, ids=lambda m: type(m).__name__)
+def test_an_engines_message_survives_the_wire(message: protocol.EngineMessage) -> None:
+    assert decode_engine_message(encode(message)) == message
+
+
+def test_the_two_directions_are_not_mixed_up() -> None:
+    with pytest.raises(ProtocolError):
+        decode_engine_message(encode(Ping()))
+    with pytest.raises(ProtocolError):
+        decode_gateway_message(encode(FROM_ENGINE[-1]))
+
+
+def test_unknown_fields_of_a_newer_release_are_ignored() -> None:
+    frame = msgspec.msgpack.encode({"type": "StreamClosed", "rid": "r", "reason": "x", "mood": "good"})
+    assert decode_gateway_message(frame) == StreamClosed(rid="r", reason="x")
+
+
+@given(st.binary(max_size=200))
+def test_other_bytes_are_refused_with_one_kind_of_error(frame: bytes) -> None:
+    for decode in (decode_gateway_message, decode_engine_message):
+        with contextlib.suppress(ProtocolError):
+            decode(frame)
+
+
+def test_everything_public_is_declared() -> None:
+    assert all(hasattr(protocol, name) for name in protocol.__all__)

@@ -1,0 +1,86 @@
+"""The gateway on a real uvicorn server in the test's own loop, on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import uvicorn
+
+from tokenflow_gateway.app import Gateway
+from tokenflow_gateway.config import load_settings
+from tokenflow_gateway.relay.stream import Stream
+
+__all__ = ["RunningGateway", "eventually", "running_gateway"]
+
+PATIENCE_S = 10.0
+
+
+async def eventually(condition: Callable[[], bool], what: str, *, timeout_s: float = PATIENCE_S) -> None:
+    """Let the loop run until `condition` holds; AssertionError with `what` when time is up."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while not condition():
+        assert loop.time() < deadline, f"not within {timeout_s} s: {what}"
+        await asyncio.sleep(0.005)
+
+
+@dataclass
+class RunningGateway:
+    """A gateway that serves, and a client connected to it."""
+
+    app: Gateway
+    server: uvicorn.Server
+    base_url: str
+    client: httpx.AsyncClient
+
+    @property
+    def streams(self) -> list[Stream]:
+        return list(self.app.streams)
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value of one sample; 0 where there is none."""
+        return self.app.metrics.registry.get_sample_value(name, labels) or 0.0
+
+    async def everything_released(self) -> None:
+        """Wait until no stream is on record, in any place."""
+        await eventually(lambda: not self.streams, "all streams are gone")
+        assert all(not engine.streams for engine in self.app.registry)
+
+
+@asynccontextmanager
+async def running_gateway(*engines: Any, **overrides: Any) -> AsyncIterator[RunningGateway]:
+    """Serve `engines` (URLs or entries of the configuration) until the block ends."""
+    settings = load_settings(overrides={"engines": list(engines), "port": 0, **overrides})
+    listener = socket.create_server(("127.0.0.1", 0))
+    base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    app = Gateway(settings, stopping=lambda: server.should_exit)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=int(settings.shutdown_grace_s),
+        )
+    )
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        await eventually(lambda: server.started or task.done(), "the gateway has started")
+        async with httpx.AsyncClient(base_url=base_url, timeout=PATIENCE_S, trust_env=False) as client:
+            yield RunningGateway(app, server, base_url, client)
+    finally:
+        server.should_exit = True
+        await settled(task)
+
+
+async def settled(task: Awaitable[None]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        await task

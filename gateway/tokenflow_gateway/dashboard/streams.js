@@ -1,0 +1,54 @@
+/** The table of open streams. */
+
+import { byId, instantiate, keyedList, setBadge, setBar, setName, setText } from "./dom.js";
+import { UNKNOWN, age, count, latency, shortId } from "./format.js";
+
+const SMALLEST_SCALE_TOKENS = 16;
+const STATES = ["waiting", "running", "parked", "finished", "aborted", "closing"];
+
+const showList = keyedList(byId("streams"), () => instantiate("stream-row"));
+
+/** Shows an answer of `/admin/streams`. */
+export function showStreams({ total, streams }) {
+  const scale = bufferScale(streams);
+  setText(byId("total-streams"), count(total));
+  setText(byId("buffer-scale"), `0–${count(scale)}`);
+  byId("streams-box").hidden = total === 0;
+  byId("no-streams").hidden = total > 0;
+  showList(streams, (view, stream) => showStream(view.fields, stream, scale));
+  byId("more-streams").hidden = total <= streams.length;
+  setText(byId("more-streams"), `The oldest ${count(streams.length)} of ${count(total)} open streams.`);
+}
+
+/** The command that opens a stream of `model` on the gateway that served this page. */
+export function showCommand(model) {
+  const body = { model, stream: true, messages: [{ role: "user", content: "Tell me a story." }] };
+  const url = new URL("v1/chat/completions", document.baseURI);
+  const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
+  setText(byId("try"), `curl -N ${url} \\\n  -H 'Content-Type: application/json' \\\n  -d '${quoted}'`);
+}
+
+/** One scale for all rows, a power of two, so that bars compare and seldom jump. */
+function bufferScale(streams) {
+  const largest = Math.max(SMALLEST_SCALE_TOKENS, ...streams.map((stream) => buffered(stream) ?? 0));
+  return 2 ** Math.ceil(Math.log2(largest));
+}
+
+/** Tokens generated and not delivered. The two counts travel apart, so for a moment delivery may lead. */
+function buffered({ generated, delivered }) {
+  if (generated === null || delivered === null) return null;
+  return Math.max(0, generated - delivered);
+}
+
+function showStream(fields, stream, scale) {
+  const buffer = buffered(stream);
+  setName(fields.id, shortId(stream.id), stream.id);
+  setBadge(fields.state, stream.state, STATES.includes(stream.state) ? stream.state : "unknown");
+  setBar(fields["buffer-bar"], (buffer ?? 0) / scale);
+  setText(fields.buffer, count(buffer));
+  setText(fields.generated, count(stream.generated));
+  setText(fields.delivered, count(stream.delivered));
+  setText(fields.age, age(stream.age_s));
+  setText(fields.ttft, latency(stream.ttft_s));
+  for (const name of ["tenant", "model", "engine"]) setName(fields[name], stream[name] ?? UNKNOWN);
+}

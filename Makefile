@@ -1,0 +1,75 @@
+# What a person runs. `make help` lists it.
+
+PYTHON ?= python3
+export TOKENFLOW_HOME ?= $(CURDIR)/.tokenflow
+
+BIN := .venv/bin
+NODE_TESTS := tests/e2e/node
+
+.DEFAULT_GOAL := help
+.PHONY: help up doctor test check format clean .browser
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+up: .venv/.gateway ## Run everything here: engine on port 30000, gateway on port 8080 (MODEL=... TOKENFLOW_PORT=...)
+	@exec $(BIN)/tokenflow up
+
+doctor: .venv/.gateway ## Say what this machine lacks, if anything
+	@exec $(BIN)/tokenflow doctor
+
+test: .venv/.dev ## Run all tests (ARGS="tests/unit -k sse" for some)
+	@$(BIN)/tokenflow up --prepare
+	@$(MAKE) --no-print-directory .browser $(NODE_TESTS)/node_modules
+	$(BIN)/pytest $(ARGS)
+
+check: .venv/.dev ## Check style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: .venv/.dev ## Format the code, fix what can be fixed
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+clean: ## Remove environments, models, caches
+	rm -rf .venv $(TOKENFLOW_HOME) $(NODE_TESTS)/node_modules .mypy_cache .ruff_cache .pytest_cache
+
+# ---- what the targets above need -------------------------------------------------------------------
+
+.venv/bin/pip:
+	@command -v $(PYTHON) >/dev/null || \
+	  { echo "Python is missing: install Python 3.11 or newer, or name it: PYTHON=python3.12 make up" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "$(PYTHON) is older than 3.11: install a newer one and name it: PYTHON=python3.12 make up" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "Python's venv is missing: install it (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
+	@echo "making .venv (the gateway's environment)"
+	@$(PYTHON) -m venv .venv
+
+# A stamp each: installed again only when pyproject.toml has changed. pip shows errors only.
+.venv/.gateway: pyproject.toml | .venv/bin/pip
+	@echo "installing the gateway into .venv"
+	@$(BIN)/pip install -qq --disable-pip-version-check -e '.[gateway]' || \
+	  { echo "The gateway could not be installed (see above); make up, run again, continues" >&2; exit 1; }
+	@touch $@
+
+.venv/.dev: pyproject.toml | .venv/bin/pip
+	@echo "installing gateway and tools into .venv"
+	@$(BIN)/pip install -qq --disable-pip-version-check -e '.[gateway,dev]' || \
+	  { echo "The tools could not be installed (see above)" >&2; exit 1; }
+	@touch $@ .venv/.gateway
+
+.browser:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing chromium"; \
+	    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium; } >/dev/null; \
+	  else \
+	    echo "The dashboard's tests need Chromium: install it (Debian, Ubuntu: apt-get install chromium)" >&2; exit 1; \
+	  fi
+
+$(NODE_TESTS)/node_modules: $(NODE_TESTS)/package-lock.json
+	@command -v npm >/dev/null || { echo "The client tests need Node 20 or newer with npm: install it" >&2; exit 1; }
+	@cd $(NODE_TESTS) && npm ci --silent --no-audit --no-fund
+	@touch $@

@@ -1,0 +1,37 @@
+"""Turn the embedded model's GGUF file into the folder that SGLang serves.
+
+``python -m tokenflow_engine.embedded_model SOURCE OUT``, run in the engine's environment: SOURCE is a
+directory with one GGUF file, OUT gets bfloat16 safetensors, the tokenizer and its chat template. The
+caller gives OUT its final name once this has succeeded.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from tokenflow_engine.sglang import cpu_compat
+
+__all__ = ["convert"]
+
+
+def convert(source: Path, out: Path) -> None:
+    """Write the model in `source` to `out` (made if missing). Takes about 20 s and 1 GB of memory."""
+    cpu_compat.install()  # transformers imports torchvision
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    (gguf,) = source.glob("*.gguf")
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=gguf.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        source,
+        gguf_file=gguf.name,
+        dtype=torch.bfloat16,
+        quantization_config=GgufConfig(dequantize=True),
+    )
+    model.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+
+
+if __name__ == "__main__":
+    convert(Path(sys.argv[1]), Path(sys.argv[2]))

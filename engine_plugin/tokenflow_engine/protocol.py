@@ -180,8 +180,6 @@ class EngineStats(_Message, frozen=True, tag=True):
     generated_total: int
     hook_errors: int = 0
     """Errors of our own code that the plugin caught since the engine started."""
-    passive: str | None = None
-    """Why the plugin only watches, if it does (for example an unknown engine version)."""
 
 
 class Aborted(_Message, frozen=True, tag=True):

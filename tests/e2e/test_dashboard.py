@@ -89,7 +89,7 @@ def test_shows_engines_and_streams(page: Page, log: PageLog, server: AdminServer
     expect(row.get_by_role("cell")).to_have_text(
         ["running", "8", "120", "112", "3.2 s", "210 ms", "anonymous", "SmolLM2-135M-Instruct", "engine-1"]
     )
-    expect(cell(row, "buffer-bar").locator("i")).to_have_attribute("style", "width: 50%;")
+    expect(cell(row, "undelivered-bar").locator("i")).to_have_attribute("style", "width: 50%;")
 
     assert log.errors == []
     assert all(url.startswith(server.url) for url in log.requested)
@@ -106,7 +106,7 @@ def test_updates_in_place(page: Page, log: PageLog, server: AdminServer) -> None
     server.engines = [engine(running=1, tokens_per_s=140.4)]
 
     expect(cell(rows.first, "state")).to_have_text("parked")
-    expect(cell(rows.first, "buffer")).to_have_text("100")
+    expect(cell(rows.first, "undelivered")).to_have_text("100")
     expect(cell(rows.first, "generated")).to_have_text("1,500")
     expect(rows.locator("th")).to_have_text(["tf-0002c0ff…", "tf-0003c0ff…", "tf-0004c0ff…"])
     expect(cell(page.locator(".engine"), "running")).to_have_text("1")
@@ -130,7 +130,7 @@ def test_what_is_not_known_is_no_zero(page: Page, log: PageLog, server: AdminSer
     expect(page.locator(".totals dd")).to_have_text(["0 of 1", "1", UNKNOWN])
 
     row = page.locator("#streams tr")
-    for name in ("generated", "buffer", "ttft"):
+    for name in ("generated", "undelivered", "ttft"):
         expect(cell(row, name)).to_have_text(UNKNOWN)
     assert log.errors == []
 

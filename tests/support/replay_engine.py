@@ -19,7 +19,7 @@ import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import httptools
 
@@ -210,9 +210,8 @@ class _Connection(asyncio.Protocol):
         self.writable = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        transport.set_write_buffer_limits(
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self.transport.set_write_buffer_limits(
             high=0
         )  # `sent_bytes` is to stop soon after the client stops reading
         self.writable.set()
@@ -246,7 +245,8 @@ class _Connection(asyncio.Protocol):
     # ---- callbacks of the parser ----
 
     def on_message_begin(self) -> None:
-        self._target, self._headers, self._body = b"", {}, b""
+        self._target = self._body = b""
+        self._headers: dict[str, str] = {}
 
     def on_url(self, url: bytes) -> None:
         self._target += url
@@ -299,7 +299,7 @@ class _Answer:
     async def play(self) -> None:
         for step in self._script.steps:
             await self._take(step)
-            if self._transport.is_closing():
+            if isinstance(step, Close | Reset):
                 return
         self._begin()
         if self._chunked:
@@ -316,7 +316,7 @@ class _Answer:
             case Hold(gate):
                 await gate.wait()
             case Never():
-                await asyncio.get_running_loop().create_future()
+                await self._until_client_left()
             case Close():
                 self._transport.close()
             case Reset():
@@ -328,6 +328,13 @@ class _Answer:
         self._transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
         self._seen.sent_bytes += len(data)
         await asyncio.sleep(0)  # an endless script must let the loop see that the client left
+        if self._transport.is_closing():
+            await self._until_client_left()
+
+    @staticmethod
+    async def _until_client_left() -> None:
+        """Wait to be cancelled by the connection when it is lost."""
+        await asyncio.get_running_loop().create_future()
 
     def _begin(self) -> None:
         if self._begun:

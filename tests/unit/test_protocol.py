@@ -60,7 +60,6 @@ FROM_ENGINE = [
         tokens_per_s=5.0,
         generated_total=6,
         hook_errors=7,
-        passive="why",
     ),
     Aborted(rid="r", generated=3, was_live=True),
 ]

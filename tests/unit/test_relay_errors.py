@@ -23,6 +23,7 @@ FLAT = {"object": "error", "message": "too long", "type": "BadRequestError", "pa
         (json.dumps(FLAT), 400, "too long"),
         ('{"detail": "Not Found"}', 404, "Not Found"),
         ('{"detail": [{"loc": ["body"], "msg": "missing"}]}', 422, '[{"loc":["body"],"msg":"missing"}]'),
+        ('{"message": "1 error\\n\\n  File \\"/a/b.py\\", line 3, in f\\n  POST"}', 400, "1 error"),
         ("Internal Server Error", 500, "Internal Server Error"),
         ("", 502, "the engine answered 502"),
         ("[1]", 500, "the engine answered 500: [1]"),

@@ -10,9 +10,9 @@ const showList = keyedList(byId("streams"), () => instantiate("stream-row"));
 
 /** Shows an answer of `/admin/streams`. */
 export function showStreams({ total, streams }) {
-  const scale = bufferScale(streams);
+  const scale = undeliveredScale(streams);
   setText(byId("total-streams"), count(total));
-  setText(byId("buffer-scale"), `0–${count(scale)}`);
+  setText(byId("undelivered-scale"), `0–${count(scale)}`);
   byId("streams-box").hidden = total === 0;
   byId("no-streams").hidden = total > 0;
   showList(streams, (view, stream) => showStream(view.fields, stream, scale));
@@ -29,23 +29,23 @@ export function showCommand(model) {
 }
 
 /** One scale for all rows, a power of two, so that bars compare and seldom jump. */
-function bufferScale(streams) {
-  const largest = Math.max(SMALLEST_SCALE_TOKENS, ...streams.map((stream) => buffered(stream) ?? 0));
+function undeliveredScale(streams) {
+  const largest = Math.max(SMALLEST_SCALE_TOKENS, ...streams.map((stream) => undelivered(stream) ?? 0));
   return 2 ** Math.ceil(Math.log2(largest));
 }
 
 /** Tokens generated and not delivered. The two counts travel apart, so for a moment delivery may lead. */
-function buffered({ generated, delivered }) {
+function undelivered({ generated, delivered }) {
   if (generated === null || delivered === null) return null;
   return Math.max(0, generated - delivered);
 }
 
 function showStream(fields, stream, scale) {
-  const buffer = buffered(stream);
+  const waiting = undelivered(stream);
   setName(fields.id, shortId(stream.id), stream.id);
   setBadge(fields.state, stream.state, STATES.includes(stream.state) ? stream.state : "unknown");
-  setBar(fields["buffer-bar"], (buffer ?? 0) / scale);
-  setText(fields.buffer, count(buffer));
+  setBar(fields["undelivered-bar"], (waiting ?? 0) / scale);
+  setText(fields.undelivered, count(waiting));
   setText(fields.generated, count(stream.generated));
   setText(fields.delivered, count(stream.delivered));
   setText(fields.age, age(stream.age_s));

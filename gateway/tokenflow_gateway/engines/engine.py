@@ -69,4 +69,4 @@ class Engine:
             return self.health_reason
         if not self.linked:
             return self.link_reason
-        return self.stats.passive if self.stats else None
+        return None

@@ -14,6 +14,7 @@ RelayError
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -176,11 +177,15 @@ def _from_flat(parsed: dict[str, Any], status: int) -> bytes:
     )
 
 
+_SOURCE_LINE = re.compile(r'\s*File "[^"]*", line \d+.*', re.DOTALL)
+"""Where SGLang's web framework saw a fault: paths of the engine's machine, of no use to a client."""
+
+
 def _message_of(parsed: dict[str, Any], status: int) -> str:
     for key in ("message", "detail", "error"):
         value = parsed.get(key)
         if isinstance(value, str):
-            return value
+            return _SOURCE_LINE.sub("", value)
         if value:
             return msgspec.json.encode(value).decode()
     return f"the engine answered {status}"

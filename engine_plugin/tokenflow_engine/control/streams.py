@@ -1,0 +1,276 @@
+"""The book of streams: who opened which, what each has generated, what is closing, what must not start.
+
+Pure: no I/O, no clock, no engine. One thread (the scheduler's) owns it. It answers two questions for the
+plugin: what to tell which gateway, and which of the engine's requests to abort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from tokenflow_engine.control.owners import Confirmation, Owner, Replaced, Update
+from tokenflow_engine.control.rids import Lineage, lineage
+from tokenflow_engine.control.tombstones import Tombstones
+from tokenflow_engine.protocol import Aborted, State
+
+__all__ = ["StreamBook"]
+
+_KEEP_FINISHED_S = 60.0
+_MAX_FINISHED = 8192
+
+
+@dataclass(slots=True)
+class _Part:
+    """One request of the engine."""
+
+    stream: _Stream
+    counts_as_part: bool
+    generated: int = 0
+    state: State = "waiting"
+
+
+@dataclass(slots=True)
+class _Stream:
+    rid: str
+    owner: Owner | None = None
+    total: int = 1
+    """How many requests the stream has, once one of them has arrived."""
+    live: dict[str, _Part] = field(default_factory=dict)
+    ended: int = 0
+    ended_tokens: int = 0
+    any_aborted: bool = False
+    closing: bool = False
+    was_live: bool = False
+    over_at: float | None = None
+
+    @property
+    def generated(self) -> int:
+        return self.ended_tokens + sum(part.generated for part in self.live.values())
+
+    @property
+    def is_over(self) -> bool:
+        """All of its requests came and went."""
+        return not self.live and self.ended >= self.total
+
+    @property
+    def state(self) -> State:
+        if any(part.state == "running" for part in self.live.values()):
+            return "running"
+        if not self.is_over:
+            return "waiting"
+        return "aborted" if self.any_aborted else "finished"
+
+
+class StreamBook:
+    """See the module. Times are seconds of one monotonic clock, given by the caller.
+
+    `generated_total` counts the tokens of every request, opened by a gateway or not.
+    """
+
+    def __init__(self) -> None:
+        self.generated_total = 0
+        self._streams: dict[str, _Stream] = {}
+        self._parts: dict[str, _Part] = {}
+        self._closing: dict[str, _Stream] = {}
+        self._over: dict[str, _Stream] = {}
+        self._changed: dict[str, _Stream] = {}
+        self._confirmations: list[Confirmation] = []
+        self._tombstones = Tombstones()
+        self.has_urgent_updates = False
+        """Whether a state (not just a count) changed since `take_updates`."""
+
+    # ---- what gateways say ------------------------------------------------------------------------
+
+    def opened(self, rid: str, *, owner: Owner, now: float) -> None:
+        """A gateway owns `rid`. It learns the state at once if the engine knows the stream already."""
+        self._tombstones.lift(rid)
+        stream = self._streams.get(rid)
+        if stream is None:
+            stream = self._streams[rid] = _Stream(rid)
+            self._over[rid] = stream  # nothing of it has arrived: forgotten if nothing ever does
+            stream.over_at = now
+        stream.owner = owner
+        if stream.live or stream.ended:
+            self._tell(stream, urgent=True)
+
+    def closed(self, rid: str, *, owner: Owner, now: float) -> list[str]:
+        """The requests to abort for a stream its gateway is done with; `take_confirmations` tells the end."""
+        stream = self._streams.get(rid) or _Stream(rid)
+        stream.owner = owner
+        if not stream.is_over:
+            self._tombstones.place(rid, owner=owner, now=now)
+        stream.closing = True
+        stream.was_live = bool(stream.live)
+        self._closing[rid] = self._streams[rid] = stream
+        return list(stream.live)
+
+    def replaced(self, gateway: Replaced, *, now: float) -> list[str]:
+        """The requests to abort because the process that opened them is gone."""
+        orphans = {s.rid: s.owner for s in self._streams.values() if _is_orphan(s, gateway)}
+        return [
+            part
+            for rid, owner in orphans.items()
+            if owner is not None
+            for part in self.closed(rid, owner=owner, now=now)
+        ]
+
+    # ---- what the engine does ---------------------------------------------------------------------
+
+    def arrived(self, rid: str, *, is_warm_up: bool = False, now: float) -> bool:
+        """A request has reached the scheduler. False: its stream was closed before, abort it.
+
+        `is_warm_up`: generates nothing, only fills the prefix cache for the parallel samples to come.
+        """
+        origin = self._origin(rid)
+        stream = self._expecting(origin)
+        if rid not in self._parts:
+            counts = not (is_warm_up and origin.is_sample)
+            self._parts[rid] = stream.live[rid] = _Part(stream, counts)
+        self._tell(stream, urgent=True)
+        closer = self._tombstones.find(stream.rid, now=now)
+        if closer is None:
+            return True
+        stream.owner, stream.closing, stream.was_live = closer, True, True
+        self._closing[stream.rid] = stream
+        return False
+
+    def counted(self, rid: str, generated_tokens: int) -> None:
+        """The request has generated so many tokens in all."""
+        part = self._parts.get(rid)
+        if part is None:
+            return
+        self.generated_total += generated_tokens - part.generated
+        became_running = part.state != "running"
+        part.generated, part.state = generated_tokens, "running"
+        self._tell(part.stream, urgent=became_running)
+
+    def moved(self, rid: str, state: State) -> None:
+        """The request waits or runs."""
+        part = self._parts.get(rid)
+        if part is not None and part.state != state:
+            part.state = state
+            self._tell(part.stream, urgent=True)
+
+    def ended(self, rid: str, *, aborted: bool, now: float) -> None:
+        """The request will generate nothing more."""
+        part = self._parts.pop(rid, None)
+        if part is None:
+            return
+        stream = part.stream
+        del stream.live[rid]
+        stream.ended += part.counts_as_part
+        stream.ended_tokens += part.generated
+        stream.any_aborted |= aborted
+        if stream.is_over or (stream.closing and not stream.live):
+            stream.over_at = now
+            self._over[stream.rid] = stream
+        self._tell(stream, urgent=True)
+
+    def reconcile(self, live: Collection[str], *, now: float) -> None:
+        """End what the engine no longer holds; confirm closed streams of which nothing is left there."""
+        for rid in [rid for rid in self._parts if rid not in live]:
+            self.ended(rid, aborted=True, now=now)
+        if not self._closing:
+            return
+        held = {self._origin(rid).stream for rid in live}
+        for stream in [s for s in self._closing.values() if s.rid not in held]:
+            self._confirm(stream)
+
+    def forget_old(self, now: float) -> None:
+        """Drop streams that have been over for a minute, oldest first when there are too many."""
+        while self._over:
+            rid, stream = next(iter(self._over.items()))
+            assert stream.over_at is not None
+            if now - stream.over_at < _KEEP_FINISHED_S and len(self._over) <= _MAX_FINISHED:
+                break
+            del self._over[rid]
+            if rid not in self._closing:
+                self._streams.pop(rid, None)
+
+    # ---- what to say and do -----------------------------------------------------------------------
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether a gateway waits for a confirmation."""
+        return bool(self._closing)
+
+    def closing_parts(self) -> Iterator[str]:
+        """Requests of closing streams that the engine may still hold."""
+        for stream in self._closing.values():
+            yield from stream.live
+
+    def take_updates(self) -> list[Update]:
+        """The streams that a gateway opened and that changed since the last call, as they are now."""
+        changed, self._changed, self.has_urgent_updates = self._changed, {}, False
+        return [Update(s.owner, s.rid, s.state, s.generated) for s in changed.values() if s.owner is not None]
+
+    def take_confirmations(self) -> list[Confirmation]:
+        """Ends of closed streams since the last call; to be sent after the updates."""
+        taken, self._confirmations = self._confirmations, []
+        return taken
+
+    def statistics(self) -> dict[str, int]:
+        """Sizes of everything that could grow."""
+        return {
+            "streams": len(self._streams),
+            "parts": len(self._parts),
+            "closing": len(self._closing),
+            "over": len(self._over),
+            "tombstones": len(self._tombstones),
+        }
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if the book contradicts itself."""
+        listed: Iterable[tuple[str, _Part]] = (
+            item for stream in self._streams.values() for item in stream.live.items()
+        )
+        assert dict(listed) == self._parts
+        assert all(self._streams.get(rid) is stream for rid, stream in self._closing.items())
+        assert all(stream.over_at is not None for stream in self._over.values())
+
+    def _expecting(self, origin: Lineage) -> _Stream:
+        """The stream that a request belongs to, started afresh if all it had are over (its id is reused)."""
+        stream = self._streams.get(origin.stream)
+        if stream is None or (stream.is_over and not stream.closing):
+            owner = None if stream is None else stream.owner
+            stream = self._streams[origin.stream] = _Stream(origin.stream, owner)
+        self._over.pop(stream.rid, None)
+        stream.over_at = None
+        stream.total = origin.total
+        return stream
+
+    def _origin(self, rid: str) -> Lineage:
+        part = self._parts.get(rid)
+        if part is not None:
+            return Lineage(part.stream.rid, part.stream.total)
+        stream = self._streams.get(rid)
+        if stream is not None and stream.owner is not None:
+            return Lineage(rid, 1)
+        return lineage(rid)
+
+    def _tell(self, stream: _Stream, *, urgent: bool) -> None:
+        if stream.owner is None:
+            return
+        self._changed[stream.rid] = stream
+        self.has_urgent_updates |= urgent
+
+    def _confirm(self, stream: _Stream) -> None:
+        assert stream.owner is not None
+        assert not stream.live
+        del self._closing[stream.rid]
+        if stream.rid not in self._over:
+            del self._streams[stream.rid]
+        answer = Aborted(rid=stream.rid, generated=stream.generated, was_live=stream.was_live)
+        self._confirmations.append(Confirmation(stream.owner, answer))
+        stream.closing = False
+
+
+def _is_orphan(stream: _Stream, gateway: Replaced) -> bool:
+    owner = stream.owner
+    return (
+        not stream.is_over
+        and owner is not None
+        and owner.gateway_id == gateway.gateway_id
+        and owner.incarnation != gateway.incarnation
+    )

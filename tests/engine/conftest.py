@@ -1,0 +1,51 @@
+"""One real engine for all tests that do not change it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from support.raw_link import RawLink
+from support.real_engine import RealEngine, engine_python, tokenflow_home
+from support.tiny_model import tiny_model
+from tokenflow_engine.protocol import Welcome
+
+TINY_ARGS = [
+    *("--dtype", "float32"),
+    *("--page-size", "16"),
+    *("--max-total-tokens", "16384"),
+    *("--max-running-requests", "12"),
+    *("--chunked-prefill-size", "64"),  # small, so that a long prompt takes many steps
+]
+
+
+@pytest.fixture(scope="session")
+def tiny_model_path() -> Path:
+    return tiny_model(tokenflow_home() / "models", python=engine_python())
+
+
+@pytest.fixture(scope="session")
+def new_engine(tiny_model_path: Path) -> Callable[..., RealEngine]:
+    """Makes engines like `tiny_engine`, not started, with `env` and further `args`."""
+
+    def make(*args: str, env: dict[str, str] | None = None) -> RealEngine:
+        return RealEngine(tiny_model_path, args=[*TINY_ARGS, *args], env=env)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_engine(new_engine: Callable[..., RealEngine]) -> Iterator[RealEngine]:
+    with new_engine() as engine:
+        yield engine
+
+
+@pytest.fixture
+def link(tiny_engine: RealEngine) -> Iterator[RawLink]:
+    """A gateway that is welcome at `tiny_engine`, new for each test."""
+    with RawLink(tiny_engine.link, secret=tiny_engine.secret, gateway_id=uuid.uuid4().hex) as link:
+        assert isinstance(link.hello(), Welcome)
+        yield link

@@ -1,0 +1,261 @@
+"""The engine's end of the link, with a real socket and no engine."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from support.raw_link import RawLink
+from support.real_engine import wait_until
+from tokenflow_engine.control.endpoint import CurveKeys, curve_keys
+from tokenflow_engine.control.owners import Confirmation, Delivery, Owner, Replaced, Update
+from tokenflow_engine.control.server import LinkServer
+from tokenflow_engine.protocol import (
+    PROTOCOL_VERSION,
+    Aborted,
+    EngineStats,
+    Hello,
+    Refused,
+    StreamClosed,
+    StreamOpened,
+    StreamStates,
+    Welcome,
+    encode,
+)
+
+SECRET = "a secret"
+ME = Owner("test", "1")
+WELCOME = Welcome(
+    version=PROTOCOL_VERSION,
+    engine_id="e",
+    model="m",
+    engine="none 0",
+    capabilities=["count"],
+    kv_tokens=10,
+    max_running=2,
+)
+IDLE = EngineStats(
+    at=0.0,
+    running=0,
+    waiting=0,
+    parked=0,
+    kv_used_tokens=0,
+    kv_tokens=10,
+    tokens_per_s=0.0,
+    generated_total=0,
+)
+
+
+class Clock:
+    """Real time, that a test may push forward."""
+
+    ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def serve(clock: Clock) -> Iterator[Callable[..., LinkServer]]:
+    servers: list[LinkServer] = []
+
+    def start(endpoint: str) -> LinkServer:
+        server = LinkServer(
+            endpoint, secret=SECRET, welcome=WELCOME, stats=IDLE, hook_errors=lambda: 7, clock=clock
+        )
+        server.start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def server(serve: Callable[..., LinkServer], tmp_path: Path) -> LinkServer:
+    return serve(f"ipc://{tmp_path}/link")
+
+
+@pytest.fixture
+def link(server: LinkServer) -> Iterator[RawLink]:
+    with RawLink(server.endpoint, secret=SECRET) as link:
+        assert link.hello() == WELCOME
+        yield link
+
+
+def delivered(server: LinkServer, count: int) -> list[Delivery]:
+    got: list[Delivery] = []
+
+    def enough() -> bool:
+        got.extend(server.receive(limit=100))
+        return len(got) >= count
+
+    wait_until(enough, timeout_s=5.0, what=f"{count} deliveries")
+    return got
+
+
+def test_messages_reach_the_scheduler_in_order_and_ring_its_bell(server: LinkServer, link: RawLink):
+    link.open("a")
+    link.close_stream("a")
+    poller = zmq.Poller()
+    poller.register(server.for_scheduler.fileno(), zmq.POLLIN)
+    assert poller.poll(5000)
+    opened, closed = delivered(server, 2)
+    assert (opened.owner, type(opened.message)) == (ME, StreamOpened)
+    assert closed.message == StreamClosed(rid="a", reason="test")
+    assert not poller.poll(0)
+
+
+def test_work_of_one_turn_is_bounded_and_the_bell_stays_on(server: LinkServer, link: RawLink):
+    for i in range(5):
+        link.open(f"r{i}")
+    poller = zmq.Poller()
+    poller.register(server.for_scheduler.fileno(), zmq.POLLIN)
+    got: list[Delivery] = []
+    while len(got) < 5:
+        assert poller.poll(5000)
+        batch = server.receive(limit=2)
+        assert len(batch) <= 2
+        got += batch
+
+
+def test_statistics_come_five_times_a_second_with_the_errors_of_now(server: LinkServer, link: RawLink):
+    start = time.monotonic()
+    stats = [link.next(EngineStats) for _ in range(6)]
+    took_s = time.monotonic() - start
+    assert stats[-1].hook_errors == 7
+    assert 0.9 <= took_s <= 3.0
+
+
+def test_updates_are_coalesced_and_go_only_to_their_owner(server: LinkServer, link: RawLink):
+    with RawLink(server.endpoint, secret=SECRET, gateway_id="other") as other:
+        other.hello()
+        for n in range(1, 200):
+            server.post([Update(ME, "a", "running", n), Update(ME, "b", "running", n)], is_urgent=n == 1)
+        server.post([Update(ME, "a", "finished", 200)], is_urgent=True)
+        link.until_state("a", "finished")
+        assert link.history("a")[-1] == ("finished", 200)
+        assert link.history("b")[-1] == ("running", 199)
+        assert len(link.history("a")) < 20
+        other.next(EngineStats)
+        other.next(EngineStats)
+        assert not [m for m in other.received if isinstance(m, StreamStates)]
+
+
+def test_a_state_change_arrives_within_the_step_that_follows(server: LinkServer, link: RawLink):
+    delays = []
+    for n in range(10):
+        sent = time.monotonic()
+        server.post([Update(ME, f"r{n}", "running", 1)], is_urgent=True)
+        link.until_state(f"r{n}", "running")
+        delays.append(time.monotonic() - sent)
+    assert sorted(delays)[5] < 0.1
+
+
+def test_a_confirmation_does_not_overtake_the_count_before_it(server: LinkServer, link: RawLink):
+    server.post([Update(ME, "a", "aborted", 41)], is_urgent=False)
+    server.confirm(Confirmation(ME, Aborted(rid="a", generated=41, was_live=True)))
+    assert link.next_aborted("a").generated == 41
+    assert link.history("a") == [("aborted", 41)]
+
+
+@pytest.mark.parametrize(
+    ("secret", "version", "code"),
+    [
+        ("wrong", PROTOCOL_VERSION, "bad_secret"),
+        ("ünwahr", PROTOCOL_VERSION, "bad_secret"),
+        (SECRET, 99, "bad_version"),
+    ],
+)
+def test_a_stranger_is_refused_with_one_clear_log_line(
+    server: LinkServer, caplog: pytest.LogCaptureFixture, secret: str, version: int, code: str
+):
+    with caplog.at_level(logging.WARNING), RawLink(server.endpoint, secret=secret) as link:
+        for _ in range(3):
+            answer = link.hello(version=version)
+            assert isinstance(answer, Refused)
+            assert answer.code == code
+        link.open("a")
+        assert link.next(Refused).code == "hello_required"
+    assert server.receive(limit=10) == []
+    lines = [r.getMessage() for r in caplog.records if f"({code})" in r.getMessage()]
+    assert len(lines) == 1
+    assert "TokenFlow link: refused gateway 'test'" in lines[0]
+    assert SECRET not in lines[0]
+
+
+def test_who_has_not_said_hello_is_asked_to(server: LinkServer):
+    with RawLink(server.endpoint, secret=SECRET) as link:
+        link.ping()
+        assert link.next(Refused).code == "hello_required"
+        assert link.hello() == WELCOME
+
+
+def test_garbage_is_refused_and_the_link_goes_on(server: LinkServer, link: RawLink):
+    link.send_bytes(b"\xff\x00garbage")
+    assert link.next(Refused).code == "bad_message"
+    link.open("a")
+    assert delivered(server, 1)[0].owner == ME
+
+
+def test_a_silent_gateway_is_forgotten_and_resumes_as_the_same_owner(
+    server: LinkServer, link: RawLink, clock: Clock, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.WARNING):
+        clock.ahead_s += 10.0
+        lost = "'test' has gone silent; its streams go on"
+        wait_until(lambda: lost in caplog.text, timeout_s=5.0, what="the loss is logged")
+    link.ping()
+    assert link.next(Refused).code == "hello_required"
+    assert link.hello() == WELCOME
+    link.open("a")
+    (only,) = delivered(server, 1)  # no `Replaced`: the same process came back
+    assert only.owner == ME
+
+
+def test_a_new_process_of_a_gateway_replaces_the_old_one_for_good(server: LinkServer, link: RawLink):
+    with RawLink(server.endpoint, secret=SECRET, incarnation="2") as successor:
+        assert successor.hello() == WELCOME
+        assert delivered(server, 1)[0].message == Replaced("test", "2")
+        link.ping()
+        assert link.next(Refused).code == "hello_required"
+        zombie = link.hello()
+        assert isinstance(zombie, Refused)
+        assert "a newer process" in zombie.reason
+        successor.open("a")
+        assert delivered(server, 1)[0].owner == Owner("test", "2")
+
+
+def test_an_endpoint_that_is_taken_is_an_error_at_start(serve: Callable[..., LinkServer]):
+    first = serve("tcp://127.0.0.1:*")
+    with pytest.raises(zmq.ZMQError, match="in use"):
+        serve(first.endpoint)
+
+
+@pytest.mark.parametrize(
+    ("curve", "gets_in"),
+    [(curve_keys(SECRET, "gateway"), True), (CurveKeys(*zmq.curve_keypair()), False), (None, False)],
+    ids=["our key", "a stranger's key", "no encryption"],
+)
+def test_off_the_machine_only_holders_of_the_secret_get_a_connection(
+    serve: Callable[..., LinkServer], curve: CurveKeys | None, gets_in: bool
+):
+    endpoint = serve("tcp://0.0.0.0:*").endpoint.replace("0.0.0.0", "127.0.0.1")
+    with RawLink(endpoint, secret=SECRET, curve=curve) as link:
+        link.send_bytes(encode(Hello(version=1, gateway_id="g", incarnation="1", secret=SECRET)))
+        answered = False
+        with contextlib.suppress(AssertionError):
+            answered = link.next(Welcome, timeout_s=5.0 if gets_in else 0.5) == WELCOME
+    assert answered is gets_in

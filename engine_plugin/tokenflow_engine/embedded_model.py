@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from tokenflow_engine.sglang import cpu_compat
 
@@ -29,8 +30,14 @@ def convert(source: Path, out: Path) -> None:
         dtype=torch.bfloat16,
         quantization_config=GgufConfig(dequantize=True),
     )
+    _set_sampling(model.generation_config)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
+
+
+def _set_sampling(defaults: Any) -> None:
+    """What its model card recommends, for clients that set nothing: at temperature 1 it talks nonsense."""
+    defaults.do_sample, defaults.temperature, defaults.top_p = True, 0.2, 0.9
 
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""The main job as a newcomer sees it: `tokenflow up`, then real clients with only their base URL changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import pytest
+from playwright.sync_api import expect
+
+from support.browser import headless_chromium, open_page
+from support.clients import Chat, curl, install_node_client, openai_node, openai_python
+from support.up import Run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
+
+Ask = Callable[..., Awaitable[Chat]]
+MODEL = "SmolLM2-135M-Instruct"
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    run = Run(tmp_path_factory.mktemp("up"))
+    try:
+        run.wait_until_ready()
+        yield run
+    finally:
+        run.kill_rest()
+
+
+@pytest.fixture
+def base_url(up: Run) -> str:
+    return f"http://127.0.0.1:{up.port}/v1"
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "plain"])
+@pytest.mark.parametrize("ask", [openai_python, openai_node], ids=["python", "node"])
+def test_openai_clients_get_paris(base_url: str, ask: Ask, *, stream: bool) -> None:
+    async def chat() -> Chat:
+        await install_node_client()
+        return await ask(base_url, MODEL, stream=stream)
+
+    answer = asyncio.run(chat())
+    assert answer.error is None
+    assert "Paris" in answer.text
+    assert answer.finish_reason == "stop"
+    assert answer.chunks > 5 if stream else answer.chunks == 1
+
+
+def test_curl_sees_the_events_one_by_one(base_url: str) -> None:
+    """A decode step of this model takes tens of milliseconds: held-back events would come in one burst."""
+
+    async def arrivals() -> list[float]:
+        async with curl(base_url, MODEL, max_tokens=40, ignore_eos=True) as running:
+            return [at_s async for at_s, _ in running.events()]
+
+    times = asyncio.run(arrivals())
+    assert len(times) > 30
+    assert sum(later - earlier > 0.005 for earlier, later in pairwise(times)) > 25
+
+
+@contextmanager
+def reader(base_url: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Somebody who reads a long answer with curl, and leaves at the end of the block."""
+    body = {"model": MODEL, "stream": True, "max_tokens": 2000, "ignore_eos": True}
+    body["messages"] = [{"role": "user", "content": "Tell me a story."}]
+    command = ["curl", "-sN", f"{base_url}/chat/completions", "-H", "Content-Type: application/json"]
+    with subprocess.Popen([*command, "-d", json.dumps(body)], stdout=subprocess.DEVNULL) as process:
+        yield process
+        process.kill()
+
+
+def test_the_dashboard_shows_the_engine_and_a_live_stream(up: Run, base_url: str) -> None:
+    with headless_chromium() as browser, open_page(browser) as (page, log), reader(base_url):
+        page.goto(f"http://127.0.0.1:{up.port}/dashboard")
+        card = page.locator("#engines > *")
+        expect(card).to_contain_text("sglang 0.5.23", timeout=15_000)
+        expect(card).to_contain_text("linked")
+        row = page.locator("#streams > tr")
+        expect(row).to_contain_text("running", timeout=15_000)
+        generated = row.locator('[data-field="generated"]')
+        before = generated.inner_text()
+        expect(generated).not_to_have_text(before)
+        assert log.errors == []
+
+
+def test_a_reader_that_leaves_is_gone_from_the_dashboard(up: Run, base_url: str) -> None:
+    with headless_chromium() as browser, open_page(browser) as (page, _):
+        page.goto(f"http://127.0.0.1:{up.port}/dashboard")
+        with reader(base_url):
+            expect(page.locator("#streams > tr")).to_have_count(1, timeout=15_000)
+        expect(page.locator("#no-streams")).to_be_visible()

@@ -12,17 +12,22 @@ from contextlib import asynccontextmanager
 import httpx
 import structlog
 import zmq.asyncio
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenflow_engine.control.endpoint import default_endpoint, link_secret
 from tokenflow_gateway.api.control import control_app
+from tokenflow_gateway.api.progress import ProgressRoute, stream_of
 from tokenflow_gateway.config import EngineConfig, Settings, is_loopback
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.engines.probe import HealthProbe
 from tokenflow_gateway.engines.registry import EngineRegistry
 from tokenflow_gateway.lifecycle import Lifecycle
 from tokenflow_gateway.link.client import EngineLink, LinkIdentity
+from tokenflow_gateway.link.feed import ReaderFeed
 from tokenflow_gateway.metrics import Metrics
+from tokenflow_gateway.readers.progress import Capabilities
 from tokenflow_gateway.relay.relay import Relay
 from tokenflow_gateway.relay.stream import StreamTable
 from tokenflow_gateway.relay.upstream import Upstream
@@ -42,8 +47,19 @@ class Gateway:
         self.metrics = Metrics()
         self.streams = StreamTable()
         self.registry = EngineRegistry([Engine(config) for config in settings.engines])
-        self.metrics.watch(self.registry)
+        self.metrics.watch(self.registry, self.streams)
+        self._capabilities = Capabilities(os.urandom(32))
+        self._progress = ProgressRoute(self.streams, self._capabilities, self.metrics)
         self._control: ASGIApp = control_app(settings, self.registry, self.streams, self.metrics, stopping)
+        self._public: ASGIApp = self._dispatch
+        if settings.cors_origins:
+            self._public = CORSMiddleware(
+                self._dispatch,
+                allow_origins=settings.cors_origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["X-TokenFlow-Stream", "X-Request-ID"],
+            )
         self._relay: Relay | None = None
         self._identity = LinkIdentity(
             gateway_id=f"{socket.gethostname()}:{settings.port}",
@@ -54,7 +70,14 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
-        elif _is_relayed(scope):
+        elif scope["type"] == "http" and (rid := stream_of(scope["path"])) is not None:
+            response = await self._progress.answer(rid, Request(scope, receive))
+            await response(scope, receive, send)
+        else:
+            await self._public(scope, receive, send)
+
+    async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if _is_relayed(scope):
             assert self._relay is not None, "requests come after the lifespan's startup"
             await self._relay(scope, receive, send)
         else:
@@ -83,10 +106,12 @@ class Gateway:
                 upstream=upstream,
                 lifecycle=lifecycle,
                 metrics=self.metrics,
+                capabilities=self._capabilities,
                 on_engine_failure=lambda engine: probes[engine].suspect(),
             )
             await asyncio.gather(*(probe.probe() for probe in probes.values()))
-            parts: list[HealthProbe | EngineLink] = [*probes.values(), *links]
+            self._progress.on_change = lifecycle.feed.changed
+            parts: list[HealthProbe | EngineLink | ReaderFeed] = [*probes.values(), *links, lifecycle.feed]
             tasks = [asyncio.create_task(part.run()) for part in parts]
             try:
                 yield

@@ -97,6 +97,8 @@ class Settings(BaseSettings):
     """Largest request body; larger ones get 413."""
     max_event_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
     """Largest single event of an engine's stream."""
+    cors_origins: tuple[str, ...] = ()
+    """Web origins whose pages may call the API, such as ``https://chat.example``; ``*`` for any."""
     shutdown_grace_s: float = Field(default=30.0, ge=0)
     """How long running streams may go on after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

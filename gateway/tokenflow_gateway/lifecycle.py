@@ -8,9 +8,17 @@ from collections.abc import Iterable
 
 import structlog
 
-from tokenflow_engine.protocol import Aborted, GatewayMessage, StreamClosed, StreamOpened, StreamState
+from tokenflow_engine.protocol import (
+    Aborted,
+    Consumption,
+    GatewayMessage,
+    StreamClosed,
+    StreamOpened,
+    StreamState,
+)
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.link.client import EngineLink
+from tokenflow_gateway.link.feed import ReaderFeed
 from tokenflow_gateway.metrics import Metrics
 from tokenflow_gateway.relay.errors import RelayError
 from tokenflow_gateway.relay.stream import End, Stream, StreamTable
@@ -38,6 +46,7 @@ class Lifecycle:
         self._links: dict[str, EngineLink] = {}
         self._closing: dict[str, tuple[float, asyncio.TimerHandle]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self.feed = ReaderFeed(streams, self._send_readings)
 
     def attach(self, engine: Engine, link: EngineLink) -> None:
         self._links[engine.name] = link
@@ -72,6 +81,7 @@ class Lifecycle:
     # ---- what links call (LinkEvents) ------------------------------------------------------------
 
     def announcements(self, engine: Engine) -> Iterable[GatewayMessage]:
+        self.feed.reset(self.streams.of_engine(engine))
         for stream in self.streams.of_engine(engine):
             if stream.end is None:
                 yield _announcement(stream)
@@ -95,6 +105,10 @@ class Lifecycle:
         _log.info("engine dropped the request", rid=stream.rid, end=stream.end, generated=aborted.generated)
 
     # ---- inside ----------------------------------------------------------------------------------
+
+    def _send_readings(self, engine: Engine, message: Consumption) -> bool:
+        link = self._links.get(engine.name)
+        return link is not None and link.consumed(message)
 
     def _compare_counts(self, stream: Stream, confirmed: Aborted) -> None:
         if stream.usage_tokens is not None and confirmed.generated != stream.usage_tokens:
@@ -133,4 +147,10 @@ class Lifecycle:
 
 
 def _announcement(stream: Stream) -> StreamOpened:
-    return StreamOpened(rid=stream.rid, at=stream.opened_at, tenant=stream.tenant)
+    return StreamOpened(
+        rid=stream.rid,
+        at=stream.opened_at,
+        tenant=stream.tenant,
+        reader=stream.reader.reader,
+        declared_rate=stream.reader.declared_rate,
+    )

@@ -5,6 +5,7 @@ Counters are written once when a stream ends, gauges are read when scraped.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
@@ -62,6 +63,18 @@ class Metrics:
             ["engine"],
             registry=self.registry,
         )
+        self.progress_requests = Counter(
+            "tokenflow_progress_requests",
+            "Requests with progress reports, by outcome.",
+            ["outcome"],
+            registry=self.registry,
+        )
+        self.estimator_error = Histogram(
+            "tokenflow_estimator_error_tokens",
+            "How far the estimated position was off when an exact report came.",
+            buckets=(0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128),
+            registry=self.registry,
+        )
         self.aborts = Counter(
             "tokenflow_aborts",
             "Requests ended before the engine was done: confirmed gone over the link, not confirmed in time, "
@@ -76,9 +89,10 @@ class Metrics:
             registry=self.registry,
         )
 
-    def watch(self, engines: Iterable[Engine]) -> None:
-        """Export the engines' gauges from now on."""
+    def watch(self, engines: Iterable[Engine], streams: Iterable[Stream]) -> None:
+        """Export the gauges of engines and readers from now on."""
         self.registry.register(_EngineCollector(list(engines)))
+        self.registry.register(_ReaderCollector(streams))
 
     def stream_ended(self, stream: Stream, end: End) -> None:
         engine = stream.engine.name
@@ -131,3 +145,35 @@ class _EngineCollector(Collector):
                 if engine.linked and engine.stats is not None:
                     family.add_metric([engine.name], float(getattr(engine.stats, field)))
             yield family
+
+
+class _ReaderCollector(Collector):
+    """Gauges over the readers of all open streams, by state and by the evidence the estimates rest on."""
+
+    _GAUGES = (
+        ("tokenflow_readers", "Readers of open streams."),
+        ("tokenflow_reader_buffered_tokens", "Tokens generated and not read yet (estimate)."),
+        ("tokenflow_reader_tokens_per_s", "Tokens read per second (estimate); 0 while paused or stalled."),
+    )
+
+    def __init__(self, streams: Iterable[Stream]) -> None:
+        self._streams = streams
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        sums: dict[tuple[str, str], list[float]] = {}
+        now = time.monotonic()
+        for stream in self._streams:
+            if stream.end is None and stream.streaming:
+                self._add(stream, sums, now)
+        for index, (name, text) in enumerate(self._GAUGES):
+            family = GaugeMetricFamily(name, text, labels=["state", "source"])
+            for labels, values in sums.items():
+                family.add_metric(labels, values[index])
+            yield family
+
+    def _add(self, stream: Stream, sums: dict[tuple[str, str], list[float]], now: float) -> None:
+        estimate = stream.reader.estimate(now)
+        values = sums.setdefault((estimate.state, estimate.source), [0.0, 0.0, 0.0])
+        values[0] += 1
+        values[1] += max(0.0, stream.generated - stream.reader.consumed_tokens(estimate))
+        values[2] += estimate.rate if estimate.state == "reading" else 0.0

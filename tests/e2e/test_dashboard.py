@@ -14,6 +14,7 @@ from support.browser import PageLog, headless_chromium, open_page
 
 pytestmark = pytest.mark.e2e
 
+MODEL = "SmolLM2-135M-Instruct"
 UNKNOWN = "\N{EN DASH}"
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 
@@ -87,9 +88,9 @@ def test_shows_engines_and_streams(page: Page, log: PageLog, server: AdminServer
     expect(row.get_by_role("rowheader")).to_have_text("tf-0001c0ff…")
     expect(row.get_by_role("rowheader")).to_have_attribute("title", "tf-0001c0ffee5ca1ab1e")
     expect(row.get_by_role("cell")).to_have_text(
-        ["running", "8", "120", "112", "3.2 s", "210 ms", "anonymous", "SmolLM2-135M-Instruct", "engine-1"]
+        ["running", "reading", "8", "5.3", "120", "112", "3.2 s", "210 ms", "anonymous", MODEL, "engine-1"]
     )
-    expect(cell(row, "undelivered-bar").locator("i")).to_have_attribute("style", "width: 50%;")
+    expect(cell(row, "unread-bar").locator("i")).to_have_attribute("style", "width: 50%;")
 
     assert log.errors == []
     assert all(url.startswith(server.url) for url in log.requested)
@@ -102,11 +103,11 @@ def test_updates_in_place(page: Page, log: PageLog, server: AdminServer) -> None
     expect(rows).to_have_count(3)
     page.evaluate("() => { document.querySelectorAll('#streams tr')[1].marked = true; }")
 
-    server.streams = [stream(2, state="parked", generated=1500, delivered=1400), stream(3), stream(4)]
+    server.streams = [stream(2, state="parked", generated=1500, buffered=100.2), stream(3), stream(4)]
     server.engines = [engine(running=1, tokens_per_s=140.4)]
 
     expect(cell(rows.first, "state")).to_have_text("parked")
-    expect(cell(rows.first, "undelivered")).to_have_text("100")
+    expect(cell(rows.first, "unread")).to_have_text("100")
     expect(cell(rows.first, "generated")).to_have_text("1,500")
     expect(rows.locator("th")).to_have_text(["tf-0002c0ff…", "tf-0003c0ff…", "tf-0004c0ff…"])
     expect(cell(page.locator(".engine"), "running")).to_have_text("1")
@@ -118,7 +119,7 @@ def test_updates_in_place(page: Page, log: PageLog, server: AdminServer) -> None
 def test_what_is_not_known_is_no_zero(page: Page, log: PageLog, server: AdminServer) -> None:
     """An engine without a link shows dashes and the reason, in words; its streams and health are known."""
     server.engines = [unlinked("engine-2", streams=0)]
-    server.streams = [stream(state="unknown", generated=None, ttft_s=None)]
+    server.streams = [stream(state="unknown", generated=None, buffered=None, ttft_s=None)]
     card = page.locator(".engine")
     expect(cell(card, "linked")).to_have_text("not linked")
     expect(cell(card, "healthy")).to_have_text("healthy")
@@ -130,7 +131,7 @@ def test_what_is_not_known_is_no_zero(page: Page, log: PageLog, server: AdminSer
     expect(page.locator(".totals dd")).to_have_text(["0 of 1", "1", UNKNOWN])
 
     row = page.locator("#streams tr")
-    for name in ("generated", "undelivered", "ttft"):
+    for name in ("generated", "unread", "ttft"):
         expect(cell(row, name)).to_have_text(UNKNOWN)
     assert log.errors == []
 

@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,21 @@ class Clients:
         answer.ended_at = time.monotonic()
         return answer
 
+    @asynccontextmanager
+    async def open(self, body: dict[str, Any]) -> AsyncIterator[tuple[aiohttp.ClientResponse, str]]:
+        """A stream whose bytes are taken in the background, and the handle for reports on it."""
+        async with self._session.post(self._url, json=body) as response:
+            drain = asyncio.create_task(response.content.read())
+            yield response, response.headers["X-TokenFlow-Stream"]
+            drain.cancel()
+
+    async def progress(self, rid: str, capability: str, report: dict[str, Any]) -> int:
+        """Send one report; the status of the answer."""
+        url = self._url.replace(CHAT, f"/v1/streams/{rid}/progress")
+        body = {"capability": capability, "reports": [report]}
+        async with self._session.post(url, json=body) as answer:
+            return answer.status
+
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -153,6 +169,29 @@ async def test_live_counts_rise_while_a_stream_runs(gateway: GatewayProcess, cli
     await eventually(rises, "three different counts")
     assert seen == sorted(seen)
     assert (await reading).done
+
+
+async def test_both_sides_of_the_link_agree_on_a_readers_buffer(
+    gateway: GatewayProcess, clients: Clients
+) -> None:
+    """A reader who has paused at token 20 of a running stream, as the gateway and the plugin see him."""
+    async with clients.open(asks(1, max_tokens=1500)) as (answer, handle):
+        rid, _, capability = handle.partition(".")
+        await eventually(lambda: gateway.streams()[0]["delivered"] > 100, "well ahead of the reader")
+        report = {"seq": 0, "tokens": 20, "paused": True}
+        assert await clients.progress(rid, capability, report) == 200
+
+        def agree() -> bool:
+            (shown,) = gateway.streams()
+            ours, engines = shown["buffered"], shown["engine_buffered"]
+            return shown["consumed"] == 20.0 and engines is not None and abs(ours - engines) <= 2.0
+
+        await eventually(agree, "the engine has the pause")
+        before = gateway.streams()[0]["engine_buffered"]
+        await eventually(lambda: gateway.streams()[0]["engine_buffered"] > before + 50, "it fills")
+        await eventually(agree, "still the same")
+        answer.close()
+    await eventually(gateway.is_idle, "released")
 
 
 async def confirmed_within_a_second(gateway: GatewayProcess, left_at: float) -> None:

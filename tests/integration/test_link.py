@@ -21,7 +21,9 @@ from tokenflow_engine.control.server import LinkServer
 from tokenflow_engine.protocol import (
     PROTOCOL_VERSION,
     Aborted,
+    Consumption,
     EngineStats,
+    Reading,
     StreamClosed,
     StreamOpened,
     Welcome,
@@ -36,7 +38,7 @@ WELCOME = Welcome(
     engine_id="e-1",
     model="m",
     engine="sglang 0.5.23",
-    capabilities=["count", "abort"],
+    capabilities=["count", "abort", "buffer"],
     kv_tokens=1000,
     max_running=8,
 )
@@ -70,6 +72,10 @@ class Plugin:
 
     def closed(self) -> dict[str, str]:
         return {d.message.rid: d.message.reason for d in self.listen() if isinstance(d.message, StreamClosed)}
+
+    def readings(self, rid: str) -> list[Reading]:
+        batches = [d.message.readings for d in self.listen() if isinstance(d.message, Consumption)]
+        return [reading for batch in batches for reading in batch if reading.rid == rid]
 
     def report(self, rid: str, state: str, generated: int) -> None:
         owner = self.heard[-1].owner
@@ -320,3 +326,32 @@ async def test_an_encrypted_link_works_and_needs_the_secret(engine: ReplayEngine
             assert time.monotonic() - begun < 10
     finally:
         made.close()
+
+
+async def test_the_engine_hears_of_a_readers_pause_and_of_nothing_it_knows(
+    gateway: RunningGateway, engine: ReplayEngine
+) -> None:
+    hold = asyncio.Event()
+    transcript = load("chat_stream_length")
+    engine.scripts["held"] = scenarios.replay(transcript, gates={len(transcript.reads) - 1: hold})
+    with plugin(engine) as scheduler:
+        await linked(gateway)
+        headers = {"x-tokenflow-rate": "0.25", "x-tokenflow-reader": "voice"}
+        async with gateway.client.stream("POST", CHAT, json=asks("held"), headers=headers) as answer:
+            rid, _, capability = answer.headers["x-tokenflow-stream"].partition(".")
+            await eventually(lambda: bool(scheduler.opened()), "announced")
+            (opened,) = [d.message for d in scheduler.heard if isinstance(d.message, StreamOpened)]
+            assert (opened.reader, opened.declared_rate) == ("voice", 0.25)
+            scheduler.report(rid, "running", 20)
+            await eventually(lambda: gateway.streams[0].counted == 20, "the count has come")
+            for _ in range(3):  # sweeps over all streams
+                sweeps = gateway.metric("tokenflow_readers", state="reading", source="declared")
+                await asyncio.sleep(0.25)
+                assert sweeps == 1
+            assert scheduler.readings(rid) == [], "it reads as declared: nothing to say"
+            body = {"capability": capability, "reports": [{"seq": 0, "tokens": 5, "paused": True}]}
+            await gateway.client.post(f"/v1/streams/{rid}/progress", json=body)
+            await eventually(lambda: bool(scheduler.readings(rid)), "the pause has come", timeout_s=0.5)
+            (reading,) = scheduler.readings(rid)
+            assert (reading.paused, reading.consumed) == (True, 5.0)
+            hold.set()

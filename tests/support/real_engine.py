@@ -75,6 +75,7 @@ class RealEngine:
         self._env = {
             **os.environ,
             "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",  # two threads that spin for each other starve when the machine is busy
             "PYTHONUNBUFFERED": "1",
             "TOKENFLOW_LINK": self.link,
             "TOKENFLOW_LINK_SECRET": self.secret,

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tokenflow_gateway.readers.track import ReaderTrack
 from tokenflow_gateway.relay.meter import StreamMeter
 
 
@@ -19,7 +20,8 @@ DONE = b"data: [DONE]\n\n"
 
 
 def meter(*, keep_usage: bool = False) -> StreamMeter:
-    return StreamMeter(max_event_bytes=1 << 20, keep_usage=keep_usage)
+    track = ReaderTrack(reader="human", declared_rate=None, now=0.0)
+    return StreamMeter(track, max_event_bytes=1 << 20, keep_usage=keep_usage)
 
 
 def test_events_pass_as_they_came_and_are_counted() -> None:

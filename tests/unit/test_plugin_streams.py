@@ -9,6 +9,7 @@ import pytest
 from tokenflow_engine.control.owners import Owner, Replaced
 from tokenflow_engine.control.rids import name_parts, name_sample
 from tokenflow_engine.control.streams import StreamBook
+from tokenflow_engine.protocol import Reading
 
 ME = Owner("gateway", "1")
 OTHER = Owner("other", "1")
@@ -23,7 +24,7 @@ def book() -> Iterator[StreamBook]:
 
 def last(book: StreamBook, rid: str) -> tuple[str, int]:
     """State and count that this gateway was told last; fails if it was told nothing."""
-    states = [(u.state, u.generated) for u in book.take_updates() if u.rid == rid]
+    states = [(u.state, u.generated) for u in book.take_updates(now=0.0) if u.rid == rid]
     return states[-1]
 
 
@@ -33,7 +34,7 @@ def confirmations(book: StreamBook) -> list[tuple[str, int, bool]]:
 
 def test_a_stream_is_counted_to_its_end(book: StreamBook):
     book.opened("a", owner=ME, now=0.0)
-    assert book.take_updates() == []  # nothing is known yet
+    assert book.take_updates(now=0.0) == []  # nothing is known yet
     assert book.arrived("a", now=0.1)
     assert last(book, "a") == ("waiting", 0)
     book.counted("a", 1)
@@ -50,7 +51,7 @@ def test_a_stream_is_counted_to_its_end(book: StreamBook):
 def test_a_stream_opened_after_its_request_is_told_what_it_missed(book: StreamBook):
     book.arrived("a", now=0.0)
     book.counted("a", 3)
-    assert book.take_updates() == []
+    assert book.take_updates(now=0.0) == []
     book.opened("a", owner=ME, now=0.2)
     assert last(book, "a") == ("running", 3)
 
@@ -60,7 +61,7 @@ def test_a_finished_stream_is_repeated_to_a_gateway_that_comes_back(book: Stream
     book.arrived("a", now=0.0)
     book.counted("a", 3)
     book.ended("a", aborted=False, now=0.1)
-    book.take_updates()
+    book.take_updates(now=0.0)
     book.opened("a", owner=ME, now=30.0)
     assert last(book, "a") == ("finished", 3)
 
@@ -180,7 +181,7 @@ def test_nobody_is_told_about_streams_that_no_gateway_opened(book: StreamBook):
     book.arrived("direct", now=0.0)
     book.counted("direct", 9)
     book.ended("direct", aborted=False, now=0.1)
-    assert book.take_updates() == []
+    assert book.take_updates(now=0.0) == []
     assert book.generated_total == 9
 
 
@@ -205,10 +206,58 @@ def test_nothing_grows_without_bound(book: StreamBook):
         book.closed(rid, owner=ME, now=now)
         book.reconcile(set(), now=now)
         book.forget_old(now)
-    book.take_updates()
+    book.take_updates(now=0.0)
     assert len(book.take_confirmations()) == 20_000
     sizes = book.statistics()
     assert sizes["parts"] == sizes["closing"] == 0
     assert sizes["streams"] <= 6_001
     assert sizes["over"] <= 6_001
     assert sizes["tombstones"] <= 4_096
+
+
+def reading(rid: str, consumed: float, *, at: float, paused: bool = False) -> Reading:
+    return Reading(rid=rid, at=at, consumed=consumed, rate=10.0, rate_low=8.0, rate_high=12.0, paused=paused)
+
+
+def buffered(book: StreamBook, rid: str, *, now: float) -> float | None:
+    """What this gateway is told of the reader's buffer when one more token has come."""
+    book.counted(rid, 100)
+    (told,) = [update.buffered for update in book.take_updates(now=now) if update.rid == rid]
+    return told
+
+
+def test_the_buffer_follows_the_declared_rate_and_the_reports(book: StreamBook):
+    book.opened("a", owner=ME, now=0.0, declared_rate=4.0)
+    book.arrived("a", now=0.0)
+    book.counted("a", 50)
+    book.take_updates(now=0.0)
+    assert buffered(book, "a", now=5.0) == 80.0
+    book.consumed(reading("a", 30.0, at=6.0), owner=ME, now=6.0)
+    assert buffered(book, "a", now=7.0) == 60.0
+    book.consumed(reading("a", 40.0, at=8.0, paused=True), owner=ME, now=8.0)
+    assert buffered(book, "a", now=99.0) == 60.0
+
+
+def test_reports_on_streams_of_others_change_nothing(book: StreamBook):
+    book.opened("a", owner=ME, now=0.0, declared_rate=4.0)
+    book.arrived("a", now=0.0)
+    book.counted("a", 50)
+    book.consumed(reading("a", 50.0, at=1.0), owner=OTHER, now=1.0)
+    book.consumed(reading("unknown", 50.0, at=1.0), owner=ME, now=1.0)
+    assert buffered(book, "a", now=0.0) == 100.0
+
+
+def test_when_the_gateway_is_lost_its_readers_read_on_at_their_declared_rate(book: StreamBook):
+    book.opened("a", owner=ME, now=0.0, declared_rate=4.0)
+    book.arrived("a", now=0.0)
+    book.counted("a", 100)
+    book.consumed(reading("a", 0.0, at=0.0, paused=True), owner=ME, now=0.0)
+    assert buffered(book, "a", now=10.0) == 100.0
+    book.lost(ME, now=10.0)
+    assert buffered(book, "a", now=15.0) == 80.0
+
+
+def test_a_stream_that_no_gateway_opened_has_no_reader(book: StreamBook):
+    book.arrived("a", now=0.0)
+    book.consumed(reading("a", 1.0, at=0.0), owner=ME, now=0.0)
+    assert book.take_updates(now=0.0) == []

@@ -43,5 +43,7 @@ class Outbox:
     def _take(self, owner: Owner, at: float) -> StreamStates:
         del self._due[owner]
         latest = self._latest.pop(owner).values()
-        states = [StreamState(rid=u.rid, state=u.state, generated=u.generated) for u in latest]
+        states = [
+            StreamState(rid=u.rid, state=u.state, generated=u.generated, buffered=u.buffered) for u in latest
+        ]
         return StreamStates(at=at, states=states)

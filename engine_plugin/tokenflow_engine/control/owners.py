@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from tokenflow_engine.protocol import Aborted, Consumption, State, StreamClosed, StreamOpened
 
-__all__ = ["Confirmation", "Delivery", "Owner", "Replaced", "Update"]
+__all__ = ["Confirmation", "Delivery", "Lost", "Owner", "Replaced", "Update"]
 
 
 class Owner(NamedTuple):
@@ -24,20 +24,26 @@ class Replaced(NamedTuple):
     """The new one."""
 
 
+class Lost(NamedTuple):
+    """A gateway has gone silent: its streams go on, and nobody reports on their readers."""
+
+
 class Delivery(NamedTuple):
     """What the link hands to the scheduler thread."""
 
     owner: Owner
-    message: StreamOpened | Consumption | StreamClosed | Replaced
+    message: StreamOpened | Consumption | StreamClosed | Replaced | Lost
 
 
 class Update(NamedTuple):
-    """What the scheduler thread hands to the link: a stream's state and its exact count of tokens."""
+    """What the scheduler thread hands to the link: a stream's state, its exact count, its reader's buffer."""
 
     owner: Owner
     rid: str
     state: State
     generated: int
+    buffered: float | None = None
+    """Tokens not read yet, by what is known of the reader."""
 
 
 class Confirmation(NamedTuple):

@@ -20,7 +20,7 @@ import zmq
 
 from tokenflow_engine.control.endpoint import curve_keys, leaves_machine
 from tokenflow_engine.control.outbox import Outbox
-from tokenflow_engine.control.owners import Confirmation, Delivery, Owner, Replaced, Update
+from tokenflow_engine.control.owners import Confirmation, Delivery, Lost, Owner, Replaced, Update
 from tokenflow_engine.control.peers import Peers
 from tokenflow_engine.control.ratelimit import Occasionally
 from tokenflow_engine.control.wakeup import Wakeup
@@ -248,6 +248,7 @@ class LinkServer:
     def _beat(self, now: float) -> None:
         self._stats_due = now + _STATS_EVERY_S
         for owner in self._peers.drop_silent(now):
+            self._deliver(Delivery(owner, Lost()))
             _logger.warning("TokenFlow link: gateway %r has gone silent; its streams go on", owner.gateway_id)
         stats = msgspec.structs.replace(self.stats, hook_errors=self._hook_errors())
         for identity in self._peers.identities():

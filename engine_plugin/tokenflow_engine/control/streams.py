@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from tokenflow_engine.buffer import DEFAULT_RATE, VirtualBuffer
 from tokenflow_engine.control.owners import Confirmation, Owner, Replaced, Update
 from tokenflow_engine.control.rids import Lineage, lineage
 from tokenflow_engine.control.tombstones import Tombstones
-from tokenflow_engine.protocol import Aborted, State
+from tokenflow_engine.protocol import Aborted, Reading, State
 
 __all__ = ["StreamBook"]
 
@@ -34,6 +35,9 @@ class _Part:
 class _Stream:
     rid: str
     owner: Owner | None = None
+    declared_rate: float | None = None
+    buffer: VirtualBuffer | None = None
+    """The reader's, for a stream that a gateway opened; told of `generated` when it is asked."""
     total: int = 1
     """How many requests the stream has, once one of them has arrived."""
     live: dict[str, _Part] = field(default_factory=dict)
@@ -47,6 +51,13 @@ class _Stream:
     @property
     def generated(self) -> int:
         return self.ended_tokens + sum(part.generated for part in self.live.values())
+
+    def buffered(self, now: float) -> float | None:
+        """Tokens not read yet, where the reader is known."""
+        if self.buffer is None:
+            return None
+        self.buffer.generate(self.generated, now=now)
+        return self.buffer.buffered_at(now)
 
     @property
     def is_over(self) -> bool:
@@ -82,7 +93,7 @@ class StreamBook:
 
     # ---- what gateways say ------------------------------------------------------------------------
 
-    def opened(self, rid: str, *, owner: Owner, now: float) -> None:
+    def opened(self, rid: str, *, owner: Owner, now: float, declared_rate: float | None = None) -> None:
         """A gateway owns `rid`. It learns the state at once if the engine knows the stream already."""
         self._tombstones.lift(rid)
         stream = self._streams.get(rid)
@@ -90,9 +101,25 @@ class StreamBook:
             stream = self._streams[rid] = _Stream(rid)
             self._over[rid] = stream  # nothing of it has arrived: forgotten if nothing ever does
             stream.over_at = now
-        stream.owner = owner
+        stream.owner, stream.declared_rate = owner, declared_rate
+        if stream.buffer is None:
+            stream.buffer = VirtualBuffer(rate=declared_rate or DEFAULT_RATE, now=now)
         if stream.live or stream.ended:
             self._tell(stream, urgent=True)
+
+    def consumed(self, reading: Reading, *, owner: Owner, now: float) -> None:
+        """Where a reader is; `reading.at` in the caller's clock. Not for streams of another gateway."""
+        stream = self._streams.get(reading.rid)
+        if stream is None or stream.buffer is None or stream.owner != owner:
+            return
+        stream.buffer.generate(stream.generated, now=now)
+        stream.buffer.report(reading, now=now)
+
+    def lost(self, owner: Owner, *, now: float) -> None:
+        """Nobody reports on this gateway's readers any more: all read on at the rate they declared."""
+        for stream in self._streams.values():
+            if stream.owner == owner and stream.buffer is not None:
+                stream.buffer.forget_reader(rate=stream.declared_rate or DEFAULT_RATE, now=now)
 
     def closed(self, rid: str, *, owner: Owner, now: float) -> list[str]:
         """The requests to abort for a stream its gateway is done with; `take_confirmations` tells the end."""
@@ -200,10 +227,14 @@ class StreamBook:
         for stream in self._closing.values():
             yield from stream.live
 
-    def take_updates(self) -> list[Update]:
+    def take_updates(self, *, now: float) -> list[Update]:
         """The streams that a gateway opened and that changed since the last call, as they are now."""
         changed, self._changed, self.has_urgent_updates = self._changed, {}, False
-        return [Update(s.owner, s.rid, s.state, s.generated) for s in changed.values() if s.owner is not None]
+        return [
+            Update(s.owner, s.rid, s.state, s.generated, s.buffered(now))
+            for s in changed.values()
+            if s.owner is not None
+        ]
 
     def take_confirmations(self) -> list[Confirmation]:
         """Ends of closed streams since the last call; to be sent after the updates."""

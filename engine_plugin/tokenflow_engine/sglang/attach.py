@@ -98,7 +98,7 @@ def _welcome(scheduler: Any) -> Welcome:
         engine_id=secrets.token_hex(8),
         model=args.served_model_name or args.model_path,
         engine=f"sglang {sglang_version}",
-        capabilities=["count", "abort"],
+        capabilities=["count", "abort", "buffer"],
         kv_tokens=scheduler.max_total_num_tokens,
         max_running=scheduler.max_running_requests,
     )

@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
 from sglang.srt.managers.io_struct import BaseReq
 
-from tokenflow_engine.control.owners import Delivery, Replaced
+from tokenflow_engine.control.owners import Delivery, Lost, Owner, Replaced
 from tokenflow_engine.control.server import LinkServer
 from tokenflow_engine.control.streams import StreamBook
-from tokenflow_engine.protocol import State, StreamClosed, StreamOpened
+from tokenflow_engine.protocol import Consumption, State, StreamClosed, StreamOpened
 from tokenflow_engine.sglang.view import SchedulerView, generate_requests
 
 __all__ = ["Attachment", "TokenFlowLinkReq"]
@@ -111,12 +112,23 @@ class Attachment:
     def _obey(self, delivery: Delivery, now: float) -> list[str]:
         owner, message = delivery
         if isinstance(message, StreamOpened):
-            self._book.opened(message.rid, owner=owner, now=now)
+            self._book.opened(message.rid, owner=owner, now=now, declared_rate=message.declared_rate)
+        elif isinstance(message, Consumption):
+            self._consumed(message, owner, now)
         elif isinstance(message, StreamClosed):
             return self._book.closed(message.rid, owner=owner, now=now)
         elif isinstance(message, Replaced):
             return self._book.replaced(message, now=now)
+        elif isinstance(message, Lost):
+            self._book.lost(owner, now=now)
         return []
+
+    def _consumed(self, message: Consumption, owner: Owner, now: float) -> None:
+        """Readings carry wall-clock times; the book has one clock, the monotonic one."""
+        ahead_s = time.time() - now
+        for reading in message.readings:
+            here = msgspec.structs.replace(reading, at=reading.at - ahead_s)
+            self._book.consumed(here, owner=owner, now=now)
 
     def _abort_again(self, now: float) -> list[str]:
         """Requests that were retracted to the waiting queue before their abort took effect."""
@@ -131,7 +143,7 @@ class Attachment:
         is_urgent = self._book.has_urgent_updates
         if is_urgent or now >= self._counts_due:
             self._counts_due = now + _COUNTS_EVERY_S
-            updates = self._book.take_updates()
+            updates = self._book.take_updates(now=now)
             if updates:
                 self._server.post(updates, is_urgent=is_urgent)
         for confirmation in self._book.take_confirmations():

@@ -1,18 +1,19 @@
 /** The table of open streams. */
 
 import { byId, instantiate, keyedList, setBadge, setBar, setName, setText } from "./dom.js";
-import { UNKNOWN, age, count, latency, shortId } from "./format.js";
+import { UNKNOWN, age, count, latency, rate, shortId } from "./format.js";
 
 const SMALLEST_SCALE_TOKENS = 16;
 const STATES = ["waiting", "running", "parked", "finished", "aborted", "closing"];
+const READER_STATES = ["reading", "stalled", "paused", "ahead"];
 
 const showList = keyedList(byId("streams"), () => instantiate("stream-row"));
 
 /** Shows an answer of `/admin/streams`. */
 export function showStreams({ total, streams }) {
-  const scale = undeliveredScale(streams);
+  const scale = unreadScale(streams);
   setText(byId("total-streams"), count(total));
-  setText(byId("undelivered-scale"), `0–${count(scale)}`);
+  setText(byId("unread-scale"), `0–${count(scale)}`);
   byId("streams-box").hidden = total === 0;
   byId("no-streams").hidden = total > 0;
   showList(streams, (view, stream) => showStream(view.fields, stream, scale));
@@ -29,26 +30,27 @@ export function showCommand(model) {
 }
 
 /** One scale for all rows, a power of two, so that bars compare and seldom jump. */
-function undeliveredScale(streams) {
-  const largest = Math.max(SMALLEST_SCALE_TOKENS, ...streams.map((stream) => undelivered(stream) ?? 0));
+function unreadScale(streams) {
+  const largest = Math.max(SMALLEST_SCALE_TOKENS, ...streams.map(({ buffered }) => buffered ?? 0));
   return 2 ** Math.ceil(Math.log2(largest));
 }
 
-/** Tokens generated and not delivered. The two counts travel apart, so for a moment delivery may lead. */
-function undelivered({ generated, delivered }) {
-  if (generated === null || delivered === null) return null;
-  return Math.max(0, generated - delivered);
-}
-
 function showStream(fields, stream, scale) {
-  const waiting = undelivered(stream);
   setName(fields.id, shortId(stream.id), stream.id);
   setBadge(fields.state, stream.state, STATES.includes(stream.state) ? stream.state : "unknown");
-  setBar(fields["undelivered-bar"], (waiting ?? 0) / scale);
-  setText(fields.undelivered, count(waiting));
+  showReader(fields.reader, stream);
+  setBar(fields["unread-bar"], (stream.buffered ?? 0) / scale);
+  setText(fields.unread, count(stream.buffered));
+  setText(fields.rate, rate(stream.rate));
   setText(fields.generated, count(stream.generated));
   setText(fields.delivered, count(stream.delivered));
   setText(fields.age, age(stream.age_s));
   setText(fields.ttft, latency(stream.ttft_s));
   for (const name of ["tenant", "model", "engine"]) setName(fields[name], stream[name] ?? UNKNOWN);
+}
+
+/** What the reader is doing; the tooltip says who reads and on what evidence the estimate rests. */
+function showReader(badge, { reader, reader_state: state, source }) {
+  setBadge(badge, state, READER_STATES.includes(state) ? state : "unknown");
+  setName(badge, state, `${reader}; estimated by ${source}`);
 }

@@ -23,6 +23,7 @@ from tokenflow_engine.protocol import (
     LINK_TIMEOUT_S,
     PROTOCOL_VERSION,
     Aborted,
+    Consumption,
     EngineMessage,
     EngineStats,
     GatewayMessage,
@@ -107,6 +108,10 @@ class EngineLink:
         if not self._engine.linked:
             return False
         return self._post(StreamClosed(rid=rid, reason=reason))
+
+    def consumed(self, message: Consumption) -> bool:
+        """Tell the engine where readers are. False if there is no link to tell it over."""
+        return self._engine.linked and self._post(message)
 
     # ---- the task --------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import aiohttp
 import msgspec
 
 from tokenflow_gateway.relay.errors import BadStream, StreamTruncated, normalise_error
-from tokenflow_gateway.relay.exchange import STREAM_HEADERS, Exchange
+from tokenflow_gateway.relay.exchange import STREAM_HEADER, STREAM_HEADERS, Exchange
 from tokenflow_gateway.relay.guard import RequestGuard
 from tokenflow_gateway.relay.meter import DONE, StreamMeter, Usage
 from tokenflow_gateway.relay.sse import SSEError
@@ -47,13 +47,15 @@ async def relay_events(
     stream: Stream,
     meter: StreamMeter,
     *,
+    handle: str,
     idle_s: float,
 ) -> None:
     """Relay a metered stream to its end. Raises `BadStream`, `StreamTruncated`, or what the guard raises.
 
-    The answer is finished towards the client unless this raises.
+    `handle` names the stream to the client, for progress reports. The answer is finished towards the client
+    unless this raises.
     """
-    await exchange.start(200, STREAM_HEADERS)
+    await exchange.start(200, (*STREAM_HEADERS, (STREAM_HEADER, handle.encode())))
     data = await response.content.readany()  # until then it is still the first byte that is waited for
     guard.expect(idle_s, "nothing more")
     while data:
@@ -79,9 +81,11 @@ async def _hand_over(
     if data:
         guard.hold()  # waiting for the client is not waiting for the engine
         await exchange.write(data)
+    now = time.monotonic()
     if meter.tokens and stream.first_token is None:
-        stream.first_token = time.monotonic()
+        stream.first_token = now
     stream.delivered = meter.tokens
+    stream.reader.delivered(now)
     if meter.usage is not None:
         note_usage(stream, meter.usage)
 

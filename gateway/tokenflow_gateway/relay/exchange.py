@@ -13,7 +13,10 @@ from tokenflow_gateway.relay.errors import BodyTooLarge, RelayError
 from tokenflow_gateway.relay.guard import ClientGone
 from tokenflow_gateway.relay.upstream import Header
 
-__all__ = ["STREAM_HEADERS", "Exchange"]
+__all__ = ["STREAM_HEADER", "STREAM_HEADERS", "Exchange"]
+
+STREAM_HEADER: Final = b"x-tokenflow-stream"
+"""The stream's id and capability; see docs/progress.md."""
 
 STREAM_HEADERS: Final[tuple[Header, ...]] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),

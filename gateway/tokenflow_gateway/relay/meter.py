@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tokenflow_gateway.readers.track import ReaderTrack
 from tokenflow_gateway.relay.errors import normalise_error_event
 from tokenflow_gateway.relay.sse import Event, SSEReader, is_done
 
@@ -29,10 +30,9 @@ class _Delta(msgspec.Struct):
     refusal: str | None = None
     tool_calls: list[Any] | None = None
 
-    def carries_content(self) -> bool:
-        return bool(
-            self.content or self.reasoning_content or self.reasoning or self.refusal or self.tool_calls
-        )
+    def is_hidden(self) -> bool:
+        """Whether it carries tokens that no reader sees."""
+        return bool(self.reasoning_content or self.reasoning or self.tool_calls)
 
 
 class _Choice(msgspec.Struct):
@@ -59,7 +59,8 @@ class StreamMeter:
     it. Rewritten: an error that is not in OpenAI's shape. Everything else leaves as the bytes it came in.
     """
 
-    def __init__(self, *, max_event_bytes: int, keep_usage: bool) -> None:
+    def __init__(self, reader: ReaderTrack, *, max_event_bytes: int, keep_usage: bool) -> None:
+        self._track = reader
         self._reader = SSEReader(max_event_bytes=max_event_bytes)
         self._keep_usage = keep_usage
         self._open_choices: set[int] = set()
@@ -123,8 +124,13 @@ class StreamMeter:
         return event.raw
 
     def _follow(self, choice: _Choice) -> None:
-        if choice.text or (choice.delta is not None and choice.delta.carries_content()):
+        text = choice.text or (choice.delta and (choice.delta.content or choice.delta.refusal))
+        if text:
             self.tokens += 1
+            self._track.content(text)
+        elif choice.delta is not None and choice.delta.is_hidden():
+            self.tokens += 1
+            self._track.hidden()
         if choice.finish_reason is None:
             self._open_choices.add(choice.index)
         else:

@@ -7,6 +7,7 @@ token. Everything else passes through unread. `docs/structures.md` follows one s
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,11 +17,14 @@ import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
+from tokenflow_engine.buffer import DEFAULT_RATE, VirtualBuffer
 from tokenflow_gateway.config import Settings
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.engines.registry import EngineRegistry
 from tokenflow_gateway.lifecycle import Lifecycle
 from tokenflow_gateway.metrics import Metrics
+from tokenflow_gateway.readers.progress import Capabilities
+from tokenflow_gateway.readers.track import ReaderTrack
 from tokenflow_gateway.relay.answer import (
     is_event_stream,
     relay_document,
@@ -45,6 +49,7 @@ from tokenflow_gateway.relay.request import (
     RequestFields,
     parse_object,
     read_fields,
+    read_reader,
     upstream_body,
 )
 from tokenflow_gateway.relay.stream import End, Stream, new_rid
@@ -68,6 +73,7 @@ class Relay:
     upstream: Upstream
     lifecycle: Lifecycle
     metrics: Metrics
+    capabilities: Capabilities
     on_engine_failure: Callable[[Engine], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,6 +97,7 @@ class Relay:
         """One stream's life: opened, followed, closed. Its failure reaches the client once it is closed."""
         parsed = parse_object(body)
         fields = read_fields(parsed)
+        reader = read_reader(exchange.headers)
         engine = self.registry.pick(fields.model)
         stream = Stream(
             rid=new_rid(),
@@ -98,6 +105,8 @@ class Relay:
             route=exchange.path,
             model=fields.model or "",
             engine=engine,
+            reader=ReaderTrack(reader=reader.reader, declared_rate=reader.rate, now=time.monotonic()),
+            engine_copy=VirtualBuffer(rate=reader.rate or DEFAULT_RATE, now=time.time()),
             streaming=fields.stream,
         )
         rid = stream.rid if engine.kind == "sglang" else None
@@ -122,7 +131,9 @@ class Relay:
         self, exchange: Exchange, stream: Stream, fields: RequestFields, body: bytes, outcome: _Outcome
     ) -> None:
         """Relay one answer and note in `outcome` how it ended. Raises only faults of our own."""
-        meter = StreamMeter(max_event_bytes=self.settings.max_event_bytes, keep_usage=fields.wants_usage)
+        meter = StreamMeter(
+            stream.reader, max_event_bytes=self.settings.max_event_bytes, keep_usage=fields.wants_usage
+        )
         try:
             async with self._asking(exchange, stream.engine, body) as (guard, response):
                 if response.status >= 400:
@@ -130,7 +141,13 @@ class Relay:
                     await relay_error(exchange, response)
                 elif is_event_stream(response):
                     await relay_events(
-                        exchange, response, guard, stream, meter, idle_s=self.settings.timeouts.idle_s
+                        exchange,
+                        response,
+                        guard,
+                        stream,
+                        meter,
+                        handle=f"{stream.rid}.{self.capabilities.grant(stream.rid)}",
+                        idle_s=self.settings.timeouts.idle_s,
                     )
                     outcome.end = "engine_error" if meter.failed else "finished"
                 else:

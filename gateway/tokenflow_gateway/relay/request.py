@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any, Final, cast, get_args
 
 import msgspec
 
+from tokenflow_engine.protocol import Reader
 from tokenflow_gateway.relay.errors import BadRequest
 
-__all__ = ["METERED_ROUTES", "RequestFields", "parse_object", "read_fields", "upstream_body"]
+__all__ = [
+    "METERED_ROUTES",
+    "ReaderFields",
+    "RequestFields",
+    "parse_object",
+    "read_fields",
+    "read_reader",
+    "upstream_body",
+]
 
 METERED_ROUTES: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
 """Routes whose answers are followed token by token; the others pass through."""
@@ -52,6 +62,45 @@ def _wants_usage(parsed: dict[str, Any]) -> bool:
     if not isinstance(options, dict):
         raise BadRequest("`stream_options` must be an object", param="stream_options")
     return bool(options.get("include_usage"))
+
+
+class ReaderFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client says of its reader in the request's headers."""
+
+    reader: Reader = "human"
+    rate: float | None = None
+    """Tokens per second (`X-TokenFlow-Rate`)."""
+
+
+_MAX_RATE = 1000.0
+
+
+def read_reader(headers: Iterable[tuple[bytes, bytes]]) -> ReaderFields:
+    """The reader's headers. Raises `BadRequest` for a value that means nothing."""
+    reader: Reader = "human"
+    rate: float | None = None
+    for name, value in headers:
+        if name == b"x-tokenflow-reader":
+            reader = _reader_kind(value.decode("latin-1"))
+        elif name == b"x-tokenflow-rate":
+            rate = _rate(value.decode("latin-1"))
+    return ReaderFields(reader=reader, rate=rate)
+
+
+def _reader_kind(value: str) -> Reader:
+    if value not in get_args(Reader):
+        raise BadRequest(f"X-TokenFlow-Reader must be one of {', '.join(get_args(Reader))}, not {value!r}")
+    return cast(Reader, value)
+
+
+def _rate(value: str) -> float:
+    try:
+        rate = float(value)
+    except ValueError:
+        rate = 0.0
+    if not 0 < rate <= _MAX_RATE:
+        raise BadRequest(f"X-TokenFlow-Rate must be tokens per second up to {_MAX_RATE:g}, not {value!r}")
+    return rate
 
 
 def upstream_body(parsed: dict[str, Any], *, rid: str | None, stream: bool) -> bytes:

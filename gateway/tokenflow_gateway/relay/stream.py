@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from tokenflow_engine.buffer import VirtualBuffer
 from tokenflow_engine.protocol import State, StreamState
+from tokenflow_gateway.readers.track import ReaderTrack
 
 if TYPE_CHECKING:
     from tokenflow_gateway.engines.engine import Engine
@@ -38,7 +40,7 @@ def new_rid() -> str:
     return f"tf-{uuid.uuid4().hex}"
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Stream:
     """One request from its arrival until the engine has confirmed that nothing of it is left."""
 
@@ -47,6 +49,9 @@ class Stream:
     route: str
     model: str
     engine: Engine
+    reader: ReaderTrack
+    engine_copy: VirtualBuffer
+    """What the engine believes of the reader; see `link.feed`."""
     tenant: str = "anonymous"
     streaming: bool = True
     opened_at: float = field(default_factory=time.time)
@@ -59,6 +64,8 @@ class Stream:
     counted: int | None = None
     """Tokens generated, as the engine's plugin counts them."""
     engine_state: State | None = None
+    engine_buffered: float | None = None
+    """Tokens not read yet, as the engine's plugin has it."""
     prompt_tokens: int | None = None
     usage_tokens: int | None = None
     """`completion_tokens` of the engine's usage, once it came."""
@@ -89,6 +96,8 @@ class Stream:
 
     def view(self, now: float) -> dict[str, object]:
         """The stream as ``/admin/streams`` shows it; `now` is `time.monotonic()`."""
+        reader = self.reader.estimate(now)
+        consumed = min(self.reader.consumed_tokens(reader), self.generated)
         return {
             "id": self.rid,
             "request_id": self.request_id,
@@ -99,6 +108,15 @@ class Stream:
             "state": self.state,
             "generated": self.generated,
             "delivered": self.delivered,
+            "consumed": round(consumed, 1),
+            "buffered": round(self.generated - consumed, 1),
+            "engine_buffered": self.engine_buffered and round(self.engine_buffered, 1),
+            "rate": round(reader.rate, 2),
+            "rate_low": round(reader.rate_low, 2),
+            "rate_high": round(reader.rate_high, 2),
+            "reader": self.reader.reader,
+            "reader_state": reader.state,
+            "source": reader.source,
             "age_s": round(now - self.started, 3),
             "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 4),
         }
@@ -138,6 +156,7 @@ class StreamTable:
             if stream is not None:
                 stream.engine_state = state.state
                 stream.counted = state.generated
+                stream.engine_buffered = state.buffered
 
     def of_engine(self, engine: Engine) -> list[Stream]:
         """The streams placed on one engine."""

@@ -95,7 +95,9 @@ def _forwarded(engine: Engine, headers: Iterable[Header], request_id: str) -> li
     sent = [
         (name.decode("latin-1"), value.decode("latin-1"))
         for name, value in headers
-        if name not in _NOT_FORWARDED and not (engine.config.api_key and name == b"authorization")
+        if name not in _NOT_FORWARDED
+        and not name.startswith(b"x-tokenflow-")
+        and not (engine.config.api_key and name == b"authorization")
     ]
     sent.append(("Accept-Encoding", "identity"))
     sent.append(("X-Request-ID", request_id))

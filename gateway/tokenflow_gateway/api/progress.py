@@ -1,0 +1,114 @@
+"""``POST /v1/streams/{id}/progress``: what clients say their readers have read. See docs/progress.md."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tokenflow_gateway.metrics import Metrics
+from tokenflow_gateway.readers.progress import Capabilities, ProgressError, ProgressReport, decode_progress
+from tokenflow_gateway.readers.track import TooManyReports
+from tokenflow_gateway.relay.errors import error_body
+from tokenflow_gateway.relay.stream import Stream, StreamTable
+
+__all__ = ["ProgressRoute", "stream_of"]
+
+_PATH = re.compile(r"/v1/streams/([^/]+)/progress")
+_MAX_BODY_BYTES = 64 * 1024
+_ANY_ORIGIN = {
+    "Access-Control-Allow-Origin": "*",  # the capability is the authorisation, there are no cookies
+    "Access-Control-Allow-Methods": "POST",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type",
+    "Access-Control-Max-Age": "86400",
+}
+
+
+def stream_of(path: str) -> str | None:
+    """The stream's id if this is the path of its progress route."""
+    match = _PATH.fullmatch(path)
+    return match[1] if match else None
+
+
+class ProgressRoute:
+    """Takes reports in; `on_change` hears of every stream whose reader moved."""
+
+    def __init__(self, streams: StreamTable, capabilities: Capabilities, metrics: Metrics) -> None:
+        self._streams = streams
+        self._capabilities = capabilities
+        self._metrics = metrics
+        self.on_change: Callable[[Stream], None] = lambda stream: None
+
+    async def answer(self, rid: str, request: Request) -> Response:
+        """The response to one request, whatever came."""
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=_ANY_ORIGIN)
+        if request.method != "POST":
+            return _refusal(405, "send progress reports with POST")
+        body = await _body(request)
+        if body is None:
+            return self._count(_refusal(413, f"progress reports are limited to {_MAX_BODY_BYTES} bytes"))
+        return self._count(self._take(rid, body, request.headers.get("authorization", "")))
+
+    def _take(self, rid: str, body: bytes, authorization: str) -> Response:
+        try:
+            capability, reports = decode_progress(body)
+        except ProgressError as error:
+            return _refusal(400, str(error))
+        if not self._capabilities.allows(rid, capability or authorization.removeprefix("Bearer ")):
+            return _refusal(403, "the capability is not that of this stream: see X-TokenFlow-Stream")
+        stream = self._streams.get(rid)
+        if stream is None or stream.end is not None:
+            return _refusal(404, "this stream is not open (any more)")
+        try:
+            return _json(200, self._apply(stream, reports))
+        except TooManyReports:
+            refusal = _refusal(429, "too many requests with reports on this stream: put more into each")
+            refusal.headers["Retry-After"] = "1"
+            return refusal
+
+    def _apply(self, stream: Stream, reports: list[ProgressReport]) -> dict[str, Any]:
+        now = time.monotonic()
+        stream.reader.admit_request(now)
+        before = stream.reader.estimate(now).consumed
+        accepted = stream.reader.progress(reports, now)
+        after = stream.reader.estimate(now)
+        if accepted:
+            self._metrics.estimator_error.observe(abs(stream.reader.reported - before))
+            self.on_change(stream)
+        return {
+            "accepted": accepted,
+            "consumed": round(after.consumed, 2),
+            "delivered": stream.reader.shape.tokens,
+            "state": after.state,
+        }
+
+    def _count(self, response: Response) -> Response:
+        outcome = "accepted" if response.status_code == 200 else f"refused_{response.status_code}"
+        self._metrics.progress_requests.labels(outcome).inc()
+        return response
+
+
+async def _body(request: Request) -> bytes | None:
+    """The whole body; None if it is longer than it may be."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > _MAX_BODY_BYTES:
+            return None
+    return bytes(body)
+
+
+def _json(status: int, content: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(content), status, headers=_ANY_ORIGIN, media_type="application/json")
+
+
+def _refusal(status: int, message: str) -> Response:
+    return Response(
+        error_body(message, status=status), status, headers=_ANY_ORIGIN, media_type="application/json"
+    )

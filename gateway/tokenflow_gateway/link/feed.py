@@ -1,0 +1,108 @@
+"""What goes to the engine about readers: only what it would otherwise get wrong.
+
+For each stream the feed keeps a copy of the buffer that the engine has (`VirtualBuffer`), and sends a
+`Reading` when the estimate departs from it. Reports that came in are looked at within 20 ms; all streams four
+times a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from tokenflow_engine.buffer import DEFAULT_RATE, VirtualBuffer
+from tokenflow_engine.protocol import Consumption, Reading
+from tokenflow_gateway.engines.engine import Engine
+from tokenflow_gateway.relay.stream import Stream
+
+__all__ = ["ReaderFeed", "departs"]
+
+_BATCH_S = 0.02
+_SWEEP_S = 0.25
+_TOKENS_OFF = 1.0
+_SECONDS_OFF = 0.05
+_RATE_OFF = 0.05
+
+
+def departs(copy: VirtualBuffer, reading: Reading, *, now: float) -> bool:
+    """Whether the engine must hear of `reading`.
+
+    It must if its own position would be off by more than a token and by more than 50 ms of reading, or its
+    rate by a twentieth, or if it is wrong about a pause.
+    """
+    off = abs(copy.consumed_at(now) - reading.consumed)
+    return (
+        copy.paused != reading.paused
+        or off > max(_TOKENS_OFF, _SECONDS_OFF * reading.rate)
+        or abs(copy.rate - reading.rate) > _RATE_OFF * reading.rate
+    )
+
+
+class ReaderFeed:
+    """Sends readings of open streams to their engines until cancelled. Times on the link are wall-clock."""
+
+    def __init__(self, streams: Iterable[Stream], send: Callable[[Engine, Consumption], bool]) -> None:
+        self._streams = streams
+        self._send = send
+        self._changed: set[Stream] = set()
+        self._wake = asyncio.Event()
+        self.sent = 0
+        """Readings sent since the start."""
+
+    def changed(self, stream: Stream) -> None:
+        """Something new is known of this stream's reader; never waits."""
+        self._changed.add(stream)
+        self._wake.set()
+
+    def reset(self, streams: Iterable[Stream]) -> None:
+        """The engine of these streams knows nothing of their readers (any more)."""
+        now = time.time()
+        for stream in streams:
+            stream.engine_copy = VirtualBuffer(rate=stream.reader.declared_rate or DEFAULT_RATE, now=now)
+            self.changed(stream)
+
+    async def run(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(_SWEEP_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._changed.update(self._streams)
+            else:
+                await asyncio.sleep(_BATCH_S)
+            self._wake.clear()
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what departs among the streams that changed, one message an engine."""
+        changed, self._changed = self._changed, set()
+        batches: defaultdict[Engine, list[Reading]] = defaultdict(list)
+        for stream in changed:
+            if stream.engine.linked and stream.end is None:
+                self._add(stream, batches[stream.engine])
+        for engine, readings in batches.items():
+            if readings and self._send(engine, Consumption(readings=readings)):
+                self.sent += len(readings)
+
+    def _add(self, stream: Stream, batch: list[Reading]) -> None:
+        now = time.time()
+        copy, reading = stream.engine_copy, _reading(stream, now)
+        copy.generate(stream.counted or 0, now=now)
+        if departs(copy, reading, now=now):
+            copy.report(reading, now=now)
+            batch.append(reading)
+
+
+def _reading(stream: Stream, now: float) -> Reading:
+    estimate = stream.reader.estimate(time.monotonic())
+    return Reading(
+        rid=stream.rid,
+        at=now,
+        consumed=stream.reader.consumed_tokens(estimate),
+        rate=estimate.rate,
+        rate_low=estimate.rate_low,
+        rate_high=estimate.rate_high,
+        paused=estimate.state == "paused",
+    )

@@ -1,0 +1,175 @@
+"""Where one reader is: an estimate from all evidence there is, and what it rests on.
+
+Pure: the caller gives the time with every call (seconds of one monotonic clock). Positions are readable
+tokens: content events of the answer; reasoning and tool calls take no reading time and are not counted here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from tokenflow_engine.protocol import Reader
+
+__all__ = ["Estimate", "Estimator", "Pace", "ReaderState", "Source"]
+
+ReaderState = Literal["reading", "stalled", "paused", "ahead"]
+Source = Literal["progress", "declared", "learned", "model"]
+
+PAUSE_EXPIRES_S = 15.0
+"""A pause without any sign of life is over after this long."""
+_SETTLE_S = 0.6
+"""Time constant of the rate: 2 s of evidence after a change bring it within 4 % of the new one."""
+_BAND_SIGMAS = 1.28
+"""The band spans the central 80 % of a normal distribution."""
+_LEAST_RATE = 0.1
+_EMPTY_TOKENS = 0.5
+"""A reader with less than this before him waits for the next token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """A reading rate in tokens per second with its band, and where it is from."""
+
+    rate: float
+    low: float
+    high: float
+    source: Source
+
+    def __post_init__(self) -> None:
+        assert 0 < self.low <= self.rate <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One reader at one moment. `consumed` in readable tokens, rates in tokens per second."""
+
+    consumed: float
+    rate: float
+    rate_low: float
+    rate_high: float
+    state: ReaderState
+    source: Source
+
+
+class Estimator:
+    """The position never passes what was delivered and never goes backwards.
+
+    Between two pieces of evidence it moves at the estimated rate while there is something to read. A reader
+    of kind ``machine`` takes everything at once.
+    """
+
+    __slots__ = (
+        "_at",
+        "_deviation",
+        "_learned_s",
+        "_pace",
+        "_paused_until",
+        "_position",
+        "_rate",
+        "_report",
+        "_shown",
+        "_source",
+        "delivered",
+        "reader",
+    )
+
+    def __init__(self, pace: Pace, *, reader: Reader, now: float) -> None:
+        self.reader = reader
+        self.delivered = 0
+        """Readable tokens handed to the client."""
+        self._pace = pace
+        self._rate = pace.rate
+        self._deviation = 0.0
+        self._learned_s = 0.0
+        self._position = 0.0
+        self._shown = 0.0
+        self._at = now
+        self._paused_until = -math.inf
+        self._report: tuple[float, float] | None = None
+        self._source: Source = pace.source
+
+    def set_pace(self, pace: Pace, *, now: float) -> None:
+        """A better prior has come (more text of the answer); what reports have taught is kept."""
+        self._advance(now)
+        self._pace = pace
+        if self._learned_s == 0.0:
+            self._rate = pace.rate
+            self._source = pace.source
+
+    def deliver(self, total: int, *, now: float) -> None:
+        """`total` readable tokens have been handed to the client so far."""
+        self._advance(now)
+        self.delivered = max(self.delivered, total)
+
+    def report(
+        self, *, at: float, position: float | None, rate: float | None, paused: bool, now: float
+    ) -> None:
+        """What the client says was true at time `at`. A position beyond what was delivered is all of that."""
+        self._advance(now)
+        at = min(at, now)
+        if position is not None:
+            position = min(max(position, 0.0), float(self.delivered))
+            self._learn(at, position, rate)
+            self._report = (at, position)
+            moved_on = 0.0 if paused else self._rate * (now - at)
+            self._position = min(float(self.delivered), position + moved_on)
+        elif rate is not None:
+            self._rate = max(rate, _LEAST_RATE)
+        if paused:
+            self._report = None  # what is read over a pause says nothing about the rate
+        self._paused_until = now + PAUSE_EXPIRES_S if paused else -math.inf
+        self._source = "progress"
+
+    def estimate(self, now: float) -> Estimate:
+        """The reader at `now`."""
+        self._advance(now)
+        low, high = self._band()
+        return Estimate(self._shown, self._rate, low, high, self._state(now), self._source)
+
+    def _state(self, now: float) -> ReaderState:
+        if self.reader == "machine":
+            return "ahead"
+        if now < self._paused_until:
+            return "paused"
+        return "stalled" if self.delivered - self._shown < _EMPTY_TOKENS else "reading"
+
+    def _advance(self, now: float) -> None:
+        """Move the model to `now`; a pause that expires on the way ends where it expires."""
+        begin = max(self._at, self._paused_until if self._paused_until > -math.inf else self._at)
+        if now > begin:
+            self._position = min(float(self.delivered), self._position + self._rate * (now - begin))
+        if self.reader == "machine":
+            self._position = float(self.delivered)
+        self._at = max(self._at, now)
+        self._shown = max(self._shown, self._position)
+
+    def _learn(self, at: float, position: float, rate: float | None) -> None:
+        """Update the rate from the way between two reports, unless the reader had to wait on it."""
+        if rate is not None:
+            self._rate, self._deviation = max(rate, _LEAST_RATE), 0.0
+            self._learned_s += 1.0
+            return
+        if self._report is None:
+            return
+        before, from_position = self._report
+        passed_s, read = at - before, position - from_position
+        waited = position > self.delivered - 1.0
+        if passed_s <= 0 or read < 0 or (waited and read < self._rate * passed_s):
+            return
+        weight = 1.0 - math.exp(-passed_s / _SETTLE_S)
+        step = read / passed_s - self._rate
+        self._rate = max(self._rate + weight * step, _LEAST_RATE)
+        self._deviation = math.sqrt((1 - weight) * (self._deviation**2 + weight * step**2))
+        self._learned_s += passed_s
+
+    def _band(self) -> tuple[float, float]:
+        """From the prior's band to the observed one, as evidence comes in."""
+        trust = 1.0 - math.exp(-self._learned_s / (2 * _SETTLE_S))
+        prior_low = self._rate * self._pace.low / self._pace.rate
+        prior_high = self._rate * self._pace.high / self._pace.rate
+        spread = _BAND_SIGMAS * self._deviation
+        low = trust * (self._rate - spread) + (1 - trust) * prior_low
+        high = trust * (self._rate + spread) + (1 - trust) * prior_high
+        return max(min(low, self._rate), min(_LEAST_RATE, self._rate)), max(high, self._rate)

@@ -1,0 +1,68 @@
+"""Progress reports of clients: who may send them, and what one may say."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+from typing import Annotated
+
+import msgspec
+
+__all__ = ["MAX_REPORTS", "Capabilities", "ProgressError", "ProgressReport", "decode_progress"]
+
+MAX_REPORTS = 64
+"""Reports in one request."""
+_MAX_AGE_MS = 60_000.0
+_MAX_RATE = 1000.0
+
+
+class ProgressError(ValueError):
+    """A body that is no batch of reports; the message says what is wrong with it."""
+
+
+class ProgressReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a client says its reader has consumed since the start of the answer; see docs/progress.md."""
+
+    seq: Annotated[int, msgspec.Meta(ge=0)]
+    age_ms: Annotated[float, msgspec.Meta(ge=0, le=_MAX_AGE_MS)] = 0.0
+    tokens: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    chars: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    rate: Annotated[float, msgspec.Meta(gt=0, le=_MAX_RATE)] | None = None
+    visible: bool = True
+    paused: bool = False
+
+
+class _Batch(msgspec.Struct, frozen=True, kw_only=True):
+    reports: Annotated[list[ProgressReport], msgspec.Meta(min_length=1, max_length=MAX_REPORTS)]
+    capability: str = ""
+
+
+_decode = msgspec.json.Decoder(_Batch).decode
+
+
+def decode_progress(body: bytes) -> tuple[str, list[ProgressReport]]:
+    """The capability (may be empty) and the reports, by `seq`. Raises `ProgressError`."""
+    try:
+        batch = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProgressError(f"not a batch of progress reports: {error}") from error
+    if any(report.tokens is None and report.chars is None for report in batch.reports):
+        raise ProgressError("a report needs `tokens` or `chars`")
+    return batch.capability, sorted(batch.reports, key=lambda report: report.seq)
+
+
+class Capabilities:
+    """Grants the right to report on one stream: an HMAC of its id under a key of this process."""
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+
+    def grant(self, rid: str) -> str:
+        """The capability for `rid`: 22 characters of base64url."""
+        digest = hmac.digest(self._key, rid.encode(), hashlib.sha256)[:16]
+        return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+
+    def allows(self, rid: str, capability: str) -> bool:
+        """Whether `capability` was granted for `rid`. Takes the same time for every wrong one."""
+        return hmac.compare_digest(self.grant(rid).encode(), capability.encode("utf-8", "replace"))

@@ -1,0 +1,228 @@
+"""Progress reports over real sockets: from a client's report to the estimate, the views and the engine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+
+from support import scenarios
+from support.gateway import RunningGateway, eventually, running_gateway
+from support.replay_engine import ReplayEngine
+from support.transcripts import load
+
+CHAT = "/v1/chat/completions"
+STREAM = load("chat_stream_length")
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[ReplayEngine]:
+    scripts = scenarios.recordings("models")
+    scripts["/v1/models"] = scripts["models"]
+    async with ReplayEngine(scripts) as engine:
+        yield engine
+
+
+@pytest.fixture
+async def gateway(engine: ReplayEngine) -> AsyncIterator[RunningGateway]:
+    async with running_gateway({"url": engine.base_url, "id": "e", "link": "off"}) as gateway:
+        yield gateway
+        await gateway.everything_released()
+
+
+@dataclass
+class Open:
+    """A stream that has delivered all but its end."""
+
+    gateway: RunningGateway
+    rid: str
+    capability: str
+    delivered: int
+
+    async def send(self, *reports: dict[str, Any], **more: Any) -> httpx.Response:
+        body = {"capability": self.capability, "reports": list(reports), **more}
+        return await self.gateway.client.post(f"/v1/streams/{self.rid}/progress", json=body)
+
+    async def view(self) -> dict[str, Any]:
+        (shown,) = (await self.gateway.client.get("/admin/streams")).json()["streams"]
+        assert isinstance(shown, dict)
+        return shown
+
+
+@asynccontextmanager
+async def open_stream(gateway: RunningGateway, engine: ReplayEngine, **headers: str) -> AsyncIterator[Open]:
+    end = asyncio.Event()
+    engine.scripts["held"] = scenarios.replay(STREAM, gates={len(STREAM.reads) - 1: end})
+    body = {"model": "held", "stream": True, "messages": []}
+    async with gateway.client.stream("POST", CHAT, json=body, headers=headers) as answer:
+        rid, _, capability = answer.headers["x-tokenflow-stream"].partition(".")
+        reads = answer.aiter_raw()
+        await anext(reads)
+        (stream,) = gateway.streams
+        settled = 0
+
+        def all_but_the_end() -> bool:
+            nonlocal settled
+            settled, before = stream.reader.shape.tokens, settled
+            return settled == before > 10
+
+        reading = asyncio.create_task(_drain(reads))
+        await eventually(all_but_the_end, "delivered")
+        yield Open(gateway, rid, capability, settled)
+        end.set()
+        await reading
+
+
+async def _drain(reads: AsyncIterator[bytes]) -> None:
+    async for _ in reads:
+        pass
+
+
+async def test_a_report_moves_the_reader(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    async with open_stream(gateway, engine, **{"x-tokenflow-rate": "0.5"}) as stream:
+        before = await stream.view()
+        assert (before["source"], before["rate"], before["reader_state"]) == ("declared", 0.5, "reading")
+        answer = await stream.send({"seq": 0, "tokens": 6, "paused": True})
+        assert answer.status_code == 200
+        assert answer.json() == {
+            "accepted": 1,
+            "consumed": 6.0,
+            "delivered": stream.delivered,
+            "state": "paused",
+        }
+        shown = await stream.view()
+        assert (shown["source"], shown["reader_state"], shown["consumed"]) == ("progress", "paused", 6.0)
+        assert shown["buffered"] == shown["generated"] - 6.0
+    assert gateway.metric("tokenflow_progress_requests_total", outcome="accepted") == 1
+    assert gateway.metric("tokenflow_estimator_error_tokens_count") == 1
+
+
+async def test_what_was_sent_twice_counts_once(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    async with open_stream(gateway, engine) as stream:
+        assert (await stream.send({"seq": 3, "tokens": 2, "paused": True})).json()["accepted"] == 1
+        assert (await stream.send({"seq": 3, "tokens": 9})).json()["accepted"] == 0
+        assert (await stream.view())["reader_state"] == "paused"
+
+
+async def test_a_position_beyond_what_was_delivered_is_all_of_it(
+    gateway: RunningGateway, engine: ReplayEngine
+) -> None:
+    async with open_stream(gateway, engine) as stream:
+        answer = await stream.send({"seq": 0, "tokens": 1e6})
+        assert answer.json()["consumed"] == stream.delivered
+
+
+async def test_a_beacon_is_understood(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    """`navigator.sendBeacon` sends text/plain and no header of its own."""
+    async with open_stream(gateway, engine) as stream:
+        report = '{"seq": 0, "chars": 3, "visible": false}'
+        body = f'{{"capability": "{stream.capability}", "reports": [{report}]}}'
+        headers = {"content-type": "text/plain;charset=UTF-8", "origin": "https://chat.example"}
+        url = f"/v1/streams/{stream.rid}/progress"
+        answer = await gateway.client.post(url, content=body, headers=headers)
+        assert answer.json()["state"] == "paused"
+        assert answer.headers["access-control-allow-origin"] == "*"
+
+
+async def test_the_capability_may_be_a_bearer_token(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    async with open_stream(gateway, engine) as stream:
+        answer = await gateway.client.post(
+            f"/v1/streams/{stream.rid}/progress",
+            json={"reports": [{"seq": 0, "tokens": 1}]},
+            headers={"authorization": f"Bearer {stream.capability}"},
+        )
+        assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("capability", ["", "forged", "x" * 5000])
+async def test_a_wrong_capability_changes_nothing(
+    gateway: RunningGateway, engine: ReplayEngine, capability: str
+) -> None:
+    async with open_stream(gateway, engine) as stream:
+        answer = await stream.send({"seq": 0, "tokens": 1, "paused": True}, capability=capability)
+        assert answer.status_code == 403
+        assert (await stream.view())["source"] == "model"
+    assert gateway.metric("tokenflow_progress_requests_total", outcome="refused_403") == 1
+
+
+async def test_a_stream_that_is_over_is_404(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    async with open_stream(gateway, engine) as stream:
+        pass
+    await gateway.everything_released()
+    assert (await stream.send({"seq": 0, "tokens": 1})).status_code == 404
+
+
+async def test_bad_bodies_are_refused(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    async with open_stream(gateway, engine) as stream:
+        assert (await stream.send({"seq": 0, "tokens": -1})).status_code == 400
+        assert (await stream.send({"seq": 0, "tokens": 1}, pad="x" * 70_000)).status_code == 413
+        got = await gateway.client.get(f"/v1/streams/{stream.rid}/progress")
+        assert got.status_code == 405
+        assert "error" in got.json()
+
+
+async def test_a_flood_is_refused_and_others_are_not(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    async with open_stream(gateway, engine) as stream:
+        answers = await asyncio.gather(*(stream.send({"seq": n, "tokens": 1}) for n in range(200)))
+        refused = [answer for answer in answers if answer.status_code == 429]
+        assert refused
+        assert refused[0].headers["retry-after"] == "1"
+
+
+async def test_the_preflight_of_a_browser_is_answered(gateway: RunningGateway) -> None:
+    answer = await gateway.client.options(
+        "/v1/streams/tf-x/progress", headers={"origin": "https://a.example"}
+    )
+    assert answer.status_code == 204
+    assert answer.headers["access-control-allow-origin"] == "*"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-tokenflow-rate", "fast"),
+        ("x-tokenflow-rate", "-1"),
+        ("x-tokenflow-rate", "nan"),
+        ("x-tokenflow-rate", "1e9"),
+        ("x-tokenflow-reader", "cat"),
+    ],
+)
+async def test_a_header_that_means_nothing_is_400(gateway: RunningGateway, name: str, value: str) -> None:
+    answer = await gateway.client.post(CHAT, json={"model": "m", "messages": []}, headers={name: value})
+    assert answer.status_code == 400
+    assert name in answer.json()["error"]["message"].lower()
+
+
+async def test_our_headers_do_not_reach_the_engine(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    async with open_stream(gateway, engine, **{"x-tokenflow-reader": "voice"}) as stream:
+        assert (await stream.view())["reader"] == "voice"
+    (seen,) = [seen for seen in engine.requests if seen.path == CHAT]
+    assert not any(name.startswith("x-tokenflow") for name in seen.headers)
+
+
+async def test_a_machine_has_no_buffer(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    async with open_stream(gateway, engine, **{"x-tokenflow-reader": "machine"}) as stream:
+        shown = await stream.view()
+        assert (shown["reader_state"], shown["buffered"]) == ("ahead", 0.0)
+
+
+async def test_pages_of_allowed_origins_may_call_the_api(engine: ReplayEngine) -> None:
+    page = "https://chat.example"
+    engine.scripts["m"] = scenarios.replay(STREAM)
+    async with running_gateway({"url": engine.base_url, "link": "off"}, cors_origins=[page]) as gateway:
+        preflight = await gateway.client.options(
+            CHAT, headers={"origin": page, "access-control-request-method": "POST"}
+        )
+        assert preflight.headers["access-control-allow-origin"] == page
+        answer = await gateway.client.post(
+            CHAT, json={"model": "m", "stream": True, "messages": []}, headers={"origin": page}
+        )
+        assert answer.headers["access-control-allow-origin"] == page
+        assert "x-tokenflow-stream" in answer.headers["access-control-expose-headers"].lower()
+        other = await gateway.client.get("/v1/models", headers={"origin": "https://other.example"})
+        assert "access-control-allow-origin" not in other.headers

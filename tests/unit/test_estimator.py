@@ -1,0 +1,198 @@
+"""The estimator of a reader's position."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenflow_gateway.readers.estimator import PAUSE_EXPIRES_S, Estimator, Pace
+from tokenflow_gateway.readers.speed import TextShape, declared_pace, model_pace
+
+PACE = Pace(5.0, 4.0, 6.0, "model")
+
+
+def reader(*, delivered: int = 1000, kind: str = "human") -> Estimator:
+    made = Estimator(PACE, reader=kind, now=0.0)  # type: ignore[arg-type]
+    made.deliver(delivered, now=0.0)
+    return made
+
+
+def test_without_evidence_it_reads_at_the_prior() -> None:
+    estimate = reader().estimate(2.0)
+    assert (estimate.consumed, estimate.rate, estimate.rate_low, estimate.rate_high) == (10.0, 5.0, 4.0, 6.0)
+    assert (estimate.state, estimate.source) == ("reading", "model")
+
+
+def test_it_waits_where_the_text_ends() -> None:
+    made = reader(delivered=5)
+    assert made.estimate(10.0).state == "stalled"
+    made.deliver(20, now=10.0)
+    assert made.estimate(11.0).consumed == 10.0
+
+
+def test_a_machine_has_read_everything() -> None:
+    estimate = reader(kind="machine").estimate(0.0)
+    assert (estimate.consumed, estimate.state) == (1000.0, "ahead")
+
+
+def test_an_exact_report_is_taken_over() -> None:
+    made = reader()
+    made.report(at=1.0, position=7.0, rate=None, paused=False, now=1.0)
+    estimate = made.estimate(1.0)
+    assert (estimate.consumed, estimate.source) == (7.0, "progress")
+
+
+def test_a_report_of_a_moment_ago_is_moved_on() -> None:
+    made = reader()
+    made.report(at=1.0, position=20.0, rate=10.0, paused=False, now=1.5)
+    assert made.estimate(1.5).consumed == 25.0
+
+
+def test_a_pause_holds_and_expires_without_a_sign_of_life() -> None:
+    made = reader()
+    made.report(at=1.0, position=5.0, rate=None, paused=True, now=1.0)
+    assert made.estimate(10.0).state == "paused"
+    assert made.estimate(1.0 + PAUSE_EXPIRES_S - 0.01).consumed == 5.0
+    over = made.estimate(1.0 + PAUSE_EXPIRES_S + 1.0)
+    assert over.state == "reading"
+    assert over.consumed == pytest.approx(10.0)
+
+
+def test_a_pause_that_is_confirmed_goes_on() -> None:
+    made = reader()
+    for at in (1.0, 10.0, 20.0, 30.0):
+        made.report(at=at, position=5.0, rate=None, paused=True, now=at)
+    assert made.estimate(40.0).consumed == 5.0
+
+
+@pytest.mark.parametrize("new_rate", [1.0, 2.5, 10.0, 30.0])
+def test_a_changed_rate_is_followed_within_two_seconds_of_evidence(new_rate: float) -> None:
+    made = reader()
+    for tick in range(1, 11):
+        made.report(at=tick * 0.2, position=tick * 1.0, rate=None, paused=False, now=tick * 0.2)
+    assert made.estimate(2.0).rate == pytest.approx(5.0)
+    for tick in range(1, 11):
+        at = 2.0 + tick * 0.2
+        made.report(at=at, position=10.0 + tick * 0.2 * new_rate, rate=None, paused=False, now=at)
+    assert made.estimate(4.0).rate == pytest.approx(new_rate, rel=0.2)
+
+
+def test_waiting_for_text_is_not_slow_reading() -> None:
+    made = Estimator(PACE, reader="human", now=0.0)
+    for tick in range(1, 20):
+        made.deliver(tick, now=float(tick))
+        made.report(at=tick + 0.5, position=float(tick), rate=None, paused=False, now=tick + 0.5)
+    assert made.estimate(20.0).rate == pytest.approx(5.0)
+
+
+def test_the_band_is_the_priors_first_and_the_readers_later() -> None:
+    made = reader()
+    for tick in range(1, 50):
+        made.report(at=tick * 0.2, position=tick * 2.0, rate=None, paused=False, now=tick * 0.2)
+    estimate = made.estimate(10.0)
+    assert estimate.rate == pytest.approx(10.0, rel=0.01)
+    assert 9.0 < estimate.rate_low <= estimate.rate <= estimate.rate_high < 11.0
+
+
+@dataclass
+class Person:
+    """A reader whose true position is known: changes speed and pauses, and reports truthfully."""
+
+    position: float = 0.0
+
+    def read(self, seconds: float, rate: float, delivered: int) -> None:
+        self.position = min(float(delivered), self.position + seconds * rate)
+
+
+steps = st.lists(
+    st.tuples(st.floats(0.05, 0.5), st.floats(1, 20), st.integers(0, 20), st.booleans()), max_size=60
+)
+
+
+@given(steps)
+def test_truthful_reports_are_followed_and_the_invariants_hold(
+    story: list[tuple[float, float, int, bool]],
+) -> None:
+    made, person = Estimator(PACE, reader="human", now=0.0), Person()
+    now, delivered, last = 0.0, 0, 0.0
+    for seconds, rate, tokens, paused in story:
+        delivered += tokens
+        made.deliver(delivered, now=now)
+        if not paused:
+            person.read(seconds, rate, delivered)
+        now += seconds
+        made.report(at=now, position=person.position, rate=None, paused=paused, now=now)
+        estimate = made.estimate(now)
+        assert last - 1e-9 <= estimate.consumed <= delivered
+        assert estimate.consumed >= person.position - 1e-9, "never behind what is proven"
+        assert 0 < estimate.rate_low <= estimate.rate <= estimate.rate_high
+        last = estimate.consumed
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0, 3),
+            st.one_of(st.none(), st.floats(-50, 500)),
+            st.one_of(st.none(), st.floats(0.001, 1000)),
+            st.booleans(),
+            st.floats(-5, 5),
+            st.integers(0, 30),
+        ),
+        max_size=50,
+    )
+)
+def test_no_report_however_wrong_breaks_the_invariants(story: list[tuple[object, ...]]) -> None:
+    made = Estimator(PACE, reader="human", now=0.0)
+    now, delivered, last = 0.0, 0, 0.0
+    for wait_s, position, rate, paused, lag_s, tokens in story:
+        now += wait_s  # type: ignore[operator]
+        delivered += tokens  # type: ignore[operator]
+        made.deliver(delivered, now=now)
+        made.report(at=now - lag_s, position=position, rate=rate, paused=paused, now=now)  # type: ignore[arg-type, operator]
+        estimate = made.estimate(now)
+        assert last <= estimate.consumed <= delivered
+        assert 0 < estimate.rate_low <= estimate.rate <= estimate.rate_high < math.inf
+        last = estimate.consumed
+
+
+def test_people_read_english_at_the_published_rate() -> None:
+    shape = TextShape()
+    for word in ["The", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", ""] * 20:
+        shape.add(word + " ")
+    chars_per_s = model_pace(shape, reader="human").rate * shape.chars / shape.tokens
+    assert chars_per_s == pytest.approx(23.8)
+
+
+def test_cjk_is_read_by_the_character() -> None:
+    shape = TextShape()
+    for _ in range(100):
+        shape.add("巴黎")
+    pace = model_pace(shape, reader="human")
+    assert pace.rate == pytest.approx(6.63 / 2, rel=0.01)
+    assert model_pace(shape, reader="voice").rate < pace.rate
+
+
+def test_a_mixed_text_lies_between() -> None:
+    latin, wide, mixed = TextShape(), TextShape(), TextShape()
+    for _ in range(50):
+        latin.add("ab")
+        wide.add("巴黎")
+        mixed.add("ab")
+        mixed.add("巴黎")
+    rates = [model_pace(shape, reader="human").rate for shape in (wide, mixed, latin)]
+    assert rates == sorted(rates)
+    assert rates[0] < rates[1] < rates[2]
+
+
+def test_nothing_known_of_the_text_is_a_typical_text() -> None:
+    assert model_pace(TextShape(), reader="human").rate == pytest.approx(5.3, abs=0.05)
+
+
+def test_a_declared_rate_has_a_narrow_band() -> None:
+    pace = declared_pace(8.0)
+    assert (pace.rate, pace.low, pace.high, pace.source) == (8.0, 7.2, 8.8, "declared")

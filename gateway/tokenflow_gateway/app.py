@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +15,7 @@ import structlog
 import zmq.asyncio
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tokenflow_engine.control.endpoint import default_endpoint, link_secret
@@ -21,13 +23,14 @@ from tokenflow_gateway.api.control import control_app
 from tokenflow_gateway.api.progress import ProgressRoute, stream_of
 from tokenflow_gateway.config import EngineConfig, Settings, is_loopback
 from tokenflow_gateway.engines.engine import Engine
-from tokenflow_gateway.engines.probe import HealthProbe
+from tokenflow_gateway.engines.probe import PROBE_TIMEOUT_S, HealthProbe
 from tokenflow_gateway.engines.registry import EngineRegistry
 from tokenflow_gateway.lifecycle import Lifecycle
 from tokenflow_gateway.link.client import EngineLink, LinkIdentity
 from tokenflow_gateway.link.feed import ReaderFeed
 from tokenflow_gateway.metrics import Metrics
 from tokenflow_gateway.readers.progress import Capabilities
+from tokenflow_gateway.relay.errors import error_body
 from tokenflow_gateway.relay.relay import Relay
 from tokenflow_gateway.relay.stream import StreamTable
 from tokenflow_gateway.relay.upstream import Upstream
@@ -36,7 +39,11 @@ __all__ = ["Gateway"]
 
 _log = structlog.stdlib.get_logger("tokenflow.gateway")
 
-_PROBE_TIMEOUT_S = 3.0
+_HOST = re.compile(rb"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:\d+)?")
+_WRONG_HOST = (
+    "this gateway listens on loopback and answers to loopback names only; "
+    "set host to open it under another name"
+)
 
 
 class Gateway:
@@ -62,7 +69,7 @@ class Gateway:
             )
         self._relay: Relay | None = None
         self._identity = LinkIdentity(
-            gateway_id=f"{socket.gethostname()}:{settings.port}",
+            gateway_id=settings.gateway_id or f"{socket.gethostname()}:{settings.host}:{settings.port}",
             incarnation=f"{os.getpid()}-{uuid.uuid4().hex[:8]}",
             secret=settings.link_secret.get_secret_value() if settings.link_secret else link_secret(),
         )
@@ -70,6 +77,9 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
+        elif scope["type"] == "http" and self._refuses_host(scope):
+            refusal = error_body(_WRONG_HOST, status=403)
+            await Response(refusal, 403, media_type="application/json")(scope, receive, send)
         elif scope["type"] == "http" and (rid := stream_of(scope["path"])) is not None:
             response = await self._progress.answer(rid, Request(scope, receive))
             await response(scope, receive, send)
@@ -82,6 +92,16 @@ class Gateway:
             await self._relay(scope, receive, send)
         else:
             await self._control(scope, receive, send)
+
+    def _refuses_host(self, scope: Scope) -> bool:
+        """Whether a web page may have led its visitor here by rebinding a name of its own to loopback.
+
+        Checked while the gateway listens on loopback only: there, no other name is a right one.
+        """
+        if not is_loopback(self.settings.host):
+            return False
+        hosts = [value for name, value in scope["headers"] if name == b"host"]
+        return len(hosts) > 1 or not all(is_loopback(_hostname(host)) for host in hosts)
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -97,7 +117,7 @@ class Gateway:
         upstream = Upstream(connect_s=timeouts.connect_s)
         lifecycle = Lifecycle(self.streams, self.metrics, upstream)
         context = zmq.asyncio.Context()
-        async with httpx.AsyncClient(timeout=_PROBE_TIMEOUT_S, trust_env=False) as probe_client:
+        async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as probe_client:
             probes = {engine: HealthProbe(engine, probe_client) for engine in self.registry}
             links = self._links(lifecycle, context)
             self._relay = Relay(
@@ -132,6 +152,12 @@ class Gateway:
             lifecycle.attach(engine, link)
             links.append(link)
         return links
+
+
+def _hostname(host: bytes) -> str:
+    """The name in a `Host` header, without its port."""
+    match = _HOST.fullmatch(host.strip())
+    return match["name"].decode().strip("[]").lower() if match else ""
 
 
 def _is_relayed(scope: Scope) -> bool:

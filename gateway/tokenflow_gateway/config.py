@@ -6,6 +6,7 @@ The result is frozen and validated once; a bad value stops the start with one li
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from pydantic_settings import (
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
+    SettingsError,
 )
 
 __all__ = ["ConfigError", "EngineConfig", "Settings", "Timeouts", "is_loopback", "load_settings"]
@@ -35,7 +37,12 @@ class ConfigError(ValueError):
 
 def is_loopback(host: str) -> bool:
     """Whether an address of this name stays on this machine."""
-    return host in {"localhost", "::1"} or host.startswith("127.")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class EngineConfig(BaseModel):
@@ -56,14 +63,36 @@ class EngineConfig(BaseModel):
     @classmethod
     def _plain_base_url(cls, url: str) -> str:
         parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
+        if parts.username or parts.password:
+            raise ValueError("a URL with a password ends up in logs: give the key as api_key")
+        if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"{url!r} is not an http(s) URL such as http://127.0.0.1:30000")
+        try:
+            _ = parts.port
+        except ValueError as error:
+            raise ValueError(f"{url!r} has no valid port") from error
         return url.rstrip("/").removesuffix("/v1")
+
+    @field_validator("link")
+    @classmethod
+    def _an_endpoint(cls, link: str | None) -> str | None:
+        if link is not None and link != "off" and not link.startswith(("ipc://", "tcp://")):
+            raise ValueError(f"{link!r} is neither ipc://PATH, tcp://HOST:PORT nor off")
+        return link
+
+    @field_validator("api_key")
+    @classmethod
+    def _fits_into_a_header(cls, key: SecretStr | None) -> SecretStr | None:
+        if key is not None and not (
+            key.get_secret_value().isascii() and key.get_secret_value().isprintable()
+        ):
+            raise ValueError("not a key that fits into a header: printable ASCII only")
+        return key
 
     @property
     def name(self) -> str:
         """`id`, or the URL's host and port."""
-        return self.id or urlsplit(self.url).netloc.rpartition("@")[2]
+        return self.id or urlsplit(self.url).netloc
 
 
 class Timeouts(BaseModel):
@@ -71,6 +100,8 @@ class Timeouts(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    body_s: float = Field(default=60.0, gt=0)
+    """For the client to send its request."""
     connect_s: float = Field(default=5.0, gt=0)
     first_byte_s: float = Field(default=600.0, gt=0)
     """From the request sent to the first byte of the answer: queueing and prefill."""
@@ -88,7 +119,9 @@ class Settings(BaseSettings):
     engines: Annotated[tuple[EngineConfig, ...], NoDecode] = Field(min_length=1)
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
-    admin_token: SecretStr | None = None
+    gateway_id: str | None = Field(default=None, min_length=1, max_length=200)
+    """Name of this gateway to the engines, kept over restarts. By default host name, address and port."""
+    admin_token: SecretStr | None = Field(default=None, min_length=1)
     """Bearer token of ``/admin``. Without one these routes answer on loopback only."""
     link_secret: SecretStr | None = None
     """Shared with the engines' plugins; by default the one this user's engines use on this machine."""
@@ -99,7 +132,7 @@ class Settings(BaseSettings):
     """Largest single event of an engine's stream."""
     cors_origins: tuple[str, ...] = ()
     """Web origins whose pages may call the API, such as ``https://chat.example``; ``*`` for any."""
-    shutdown_grace_s: float = Field(default=30.0, ge=0)
+    shutdown_grace_s: int = Field(default=30, ge=0, le=86_400)
     """How long running streams may go on after SIGTERM."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["json", "console"] = "json"
@@ -150,6 +183,8 @@ def load_settings(config_file: Path | None = None, overrides: Mapping[str, Any] 
     values: dict[str, Any] = {_FILE: file_values, **(overrides or {})}
     try:
         return Settings(**values)
+    except SettingsError as error:
+        raise ConfigError(f"an environment variable cannot be read: {error}") from error
     except ValidationError as error:
         raise ConfigError(_explain(error)) from error
 
@@ -176,7 +211,10 @@ def _refuse_unknown(values: dict[str, Any], path: Path | None) -> None:
 
 
 def _explain(error: ValidationError) -> str:
-    return "; ".join(_explain_one(detail["loc"], detail["msg"], detail["type"]) for detail in error.errors())
+    details = error.errors()
+    if any(len(detail["loc"]) > 1 for detail in details):  # a bad entry makes its list look empty, too
+        details = [detail for detail in details if detail["type"] not in {"missing", "too_short"}]
+    return "; ".join(_explain_one(detail["loc"], detail["msg"], detail["type"]) for detail in details)
 
 
 def _explain_one(location: tuple[int | str, ...], message: str, kind: str) -> str:

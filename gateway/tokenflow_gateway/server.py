@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import sys
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ import uvicorn
 from tokenflow_engine.control.endpoint import EndpointError
 from tokenflow_gateway.app import Gateway
 from tokenflow_gateway.config import ConfigError, Settings, is_loopback, load_settings
+from tokenflow_gateway.http_protocol import BoundedHttpProtocol
 from tokenflow_gateway.logs import configure_logging
 
 __all__ = ["serve"]
@@ -51,14 +53,14 @@ def _server(settings: Settings) -> uvicorn.Server:
     config = uvicorn.Config(
         gateway,
         loop="uvloop",
-        http="httptools",
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
         date_header=False,
-        timeout_graceful_shutdown=int(settings.shutdown_grace_s),
+        timeout_graceful_shutdown=settings.shutdown_grace_s,
     )
     server = uvicorn.Server(config)
     return server
@@ -80,6 +82,8 @@ def _listen(settings: Settings) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"host: {settings.host!r} is no address of this machine") from error
         raise ConfigError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
             "stop what uses it, or choose another with --port or TOKENFLOW_PORT"

@@ -17,13 +17,18 @@ async def test_with_a_token_only_its_holder(path: str) -> None:
         assert "bearer token" in refused.json()["error"]["message"]
         assert (await gateway.client.get(path, headers={"authorization": "Bearer nope"})).status_code == 401
         assert (await gateway.client.get(path, headers={"authorization": "Bearer hush"})).status_code == 200
+        assert (await gateway.client.get(path, headers={"authorization": "bearer hush"})).status_code == 200
 
 
 async def test_without_a_token_loopback_by_its_own_names_only() -> None:
     async with running_gateway(ENGINE) as gateway:
         assert (await gateway.client.get("/admin/engines")).status_code == 200
-        rebound = await gateway.client.get("/admin/engines", headers={"host": "evil.example"})
-        assert rebound.status_code == 403
+        for path in ("/admin/engines", "/metrics", "/v1/models", "/dashboard"):
+            assert (await gateway.client.get(path, headers={"host": "localhost:8080"})).status_code == 200
+            for name in ("evil.example", "127.evil.com", "127.0.0.1.nip.io", "[::1", "localhost:abc", "a b"):
+                rebound = await gateway.client.get(path, headers={"host": name})
+                assert rebound.status_code == 403, (path, name)
+                assert "loopback" in rebound.json()["error"]["message"]
 
 
 async def test_beyond_loopback_a_token_is_needed() -> None:

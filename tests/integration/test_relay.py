@@ -13,6 +13,7 @@ from support import scenarios
 from support.gateway import RunningGateway, eventually, running_gateway
 from support.replay_engine import Close, Headers, ReplayEngine, Script, Send
 from support.transcripts import load, names, streams
+from tokenflow_gateway.engines import probe
 
 CHAT = "/v1/chat/completions"
 DONE = b"data: [DONE]\n\n"
@@ -52,7 +53,10 @@ def without_usage(data: bytes) -> bytes:
 # ---- what passes ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [t.name for t in streams() if t.path in {CHAT, "/v1/completions"}])
+@pytest.mark.parametrize(
+    "name",
+    [t.name for t in streams() if t.path in {CHAT, "/v1/completions"} and "abort" not in t.name],
+)
 async def test_a_recorded_stream_arrives_byte_for_byte(gateway: RunningGateway, name: str) -> None:
     transcript = load(name)
     body = {**transcript.request_json(), "model": name}
@@ -345,6 +349,86 @@ async def test_an_event_without_end_is_bounded(engine: ReplayEngine) -> None:
     async with running_gateway({"url": engine.base_url, "link": "off"}, max_event_bytes=8000) as gateway:
         answer = await gateway.client.post(CHAT, json=asks("huge"))
     assert error_at_the_end(answer.content)["code"] == "engine_bad_stream"
+
+
+async def test_a_request_that_the_engine_gave_up_is_an_error(gateway: RunningGateway) -> None:
+    """Recorded after somebody's `/abort_request`: SGLang ends such a stream as if all were well."""
+    answer = await gateway.client.post(CHAT, json=asks("chat_stream_abort"))
+    assert error_at_the_end(answer.content)["code"] == "engine_aborted"
+    assert gateway.metric("tokenflow_streams_ended_total", engine="e", route=CHAT, reason="engine_error") == 1
+
+
+async def test_a_document_that_the_engine_gave_up_is_an_error(
+    gateway: RunningGateway, engine: ReplayEngine
+) -> None:
+    body = b'{"choices":[{"finish_reason":"abort","message":{"content":"half"}}]}'
+    engine.scripts["given-up"] = document(body)
+    answer = await gateway.client.post(CHAT, json=asks("given-up", stream=False))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "engine_aborted")
+
+
+def document(body: bytes, *, status: int = 200, **headers: str) -> Script:
+    fields = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+    return Script(status=status, headers=fields, steps=[Send(body)])
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+async def test_json_without_bottom_is_400_or_the_engines_business(
+    gateway: RunningGateway, engine: ReplayEngine, path: str
+) -> None:
+    engine.scripts["/v1/embeddings"] = document(b"{}")
+    body = b'{"model":"m","x":' + b"[" * 5000 + b"]" * 5000 + b"}"
+    answer = await gateway.client.post(path, content=body, headers={"x-replay": path})
+    assert answer.status_code == (400 if path == CHAT else 200)
+    assert "x-request-id" in answer.headers
+
+
+async def test_an_engine_cannot_lead_clients_around_the_gateway(
+    gateway: RunningGateway, engine: ReplayEngine
+) -> None:
+    engine.scripts[CHAT + "/"] = document(b"-", status=307, location=f"{engine.base_url}{CHAT}")
+    headers = {"x-replay": CHAT + "/"}
+    answer = await gateway.client.post(CHAT + "/", json=asks("chat_stream"), headers=headers)
+    assert answer.status_code == 404
+    assert "location" not in answer.headers
+
+
+async def test_streams_of_other_routes_must_come_to_their_end(
+    gateway: RunningGateway, engine: ReplayEngine
+) -> None:
+    transcript = load("messages_stream")
+    half = transcript.data[: transcript.data.index(b"\n\n") + 2]
+    engine.scripts["half"] = scenarios.raw([half])
+    answer = await gateway.client.post("/v1/messages", json={"model": "half", "stream": True})
+    assert answer.content.startswith(half)
+    assert b'"type":"error"' in answer.content.removeprefix(half)
+
+
+async def test_a_fault_of_our_own_is_told_in_the_usual_form(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_model: str | None) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(gateway.app.registry, "pick", broken)
+    answer = await gateway.client.post(CHAT, json=asks("m"))
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "server_error"
+
+
+async def test_one_engine_that_drips_holds_nobody_up(
+    engine: ReplayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "PROBE_TIMEOUT_S", 0.3)
+    drip = Script(
+        headers={"content-type": "text/plain"}, steps=[Send(b"x"), *scenarios.never_answers().steps]
+    )
+    async with ReplayEngine({"/ready": drip}) as slow:
+        engines = [{"url": slow.base_url, "link": "off"}, {"url": engine.base_url, "link": "off"}]
+        async with running_gateway(*engines) as gateway:
+            assert (await gateway.client.post(CHAT, json=asks("chat_stream"))).status_code == 200
+            reasons = {e.health_reason for e in gateway.app.registry if not e.healthy}
+            assert reasons == {"no answer in time"}
 
 
 # ---- clients that leave ---------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import uvicorn
 
 from tokenflow_gateway.app import Gateway
 from tokenflow_gateway.config import load_settings
+from tokenflow_gateway.http_protocol import BoundedHttpProtocol
 from tokenflow_gateway.relay.stream import Stream
 
 __all__ = ["RunningGateway", "eventually", "running_gateway"]
@@ -63,12 +64,12 @@ async def running_gateway(*engines: Any, **overrides: Any) -> AsyncIterator[Runn
     server = uvicorn.Server(
         uvicorn.Config(
             app,
-            http="httptools",
+            http=BoundedHttpProtocol,
             ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=int(settings.shutdown_grace_s),
+            timeout_graceful_shutdown=settings.shutdown_grace_s,
         )
     )
     task = asyncio.create_task(server.serve(sockets=[listener]))

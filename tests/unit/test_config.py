@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenflow_gateway.config import ConfigError, load_settings
+from tokenflow_gateway.config import ConfigError, is_loopback, load_settings
 
 URL = "http://127.0.0.1:30000"
 
@@ -18,8 +18,8 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def test_engine_urls_are_enough() -> None:
-    settings = load_settings(overrides={"engines": [URL, URL + "1/v1/"]})
-    assert [engine.url for engine in settings.engines] == [URL, URL + "1"]
+    settings = load_settings(overrides={"engines": [URL, "http://127.0.0.1:30001/v1/"]})
+    assert [engine.url for engine in settings.engines] == [URL, "http://127.0.0.1:30001"]
     assert settings.engines[0].name == "127.0.0.1:30000"
     assert settings.host == "127.0.0.1"
 
@@ -50,6 +50,14 @@ def test_engines_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (f"engines: [{URL}, {URL}]", "two engines share a name"),
         (f"engines: [{{url: {URL}, weight: 3}}]", "engines.0.weight: Extra inputs are not permitted"),
         (f"engines: [{URL}]\ntimeouts: {{idle_s: 0}}", "timeouts.idle_s: Input should be greater than 0"),
+        ("engines: [{url: http://127.0.0.1:99999}]", "no valid port"),
+        ("engines: [http://127.0.0.1:abc]", "no valid port"),
+        ("engines: [http://user:sekret@127.0.0.1]", "give the key as api_key"),
+        ("engines: ['http://127.0.0.1/?a=b']", "not an http(s) URL"),
+        (f"engines: [{{url: {URL}, link: garbage}}]", "neither ipc://PATH"),
+        (f'engines: [{{url: {URL}, api_key: "a\\nb"}}]', "engines.0.api_key: not a key"),
+        (f"engines: [{URL}]\nadmin_token: ''", "admin_token"),
+        (f"engines: [{URL}]\nshutdown_grace_s: .inf", "shutdown_grace_s"),
         ("[1, 2]", "must hold a mapping"),
         ("engines: [", "not valid YAML"),
     ],
@@ -59,6 +67,23 @@ def test_a_bad_file_names_the_fault_in_one_line(tmp_path: Path, text: str, messa
         load_settings(write(tmp_path, text))
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+    assert "sekret" not in str(raised.value)
+    assert ("no engine given" in message) == ("no engine given" in str(raised.value))
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True)]
+    + [(name, False) for name in ("127.evil.com", "127.0.0.1.nip.io", "", "0.0.0.0", "10.0.0.1", "[::1")],
+)
+def test_what_is_loopback(host: str, *, is_ours: bool) -> None:
+    assert is_loopback(host) is is_ours
+
+
+def test_a_variable_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENFLOW_TIMEOUTS", "abc")
+    with pytest.raises(ConfigError, match="timeouts"):
+        load_settings(overrides={"engines": [URL]})
 
 
 def test_a_bad_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,3 +123,28 @@ def test_events_that_are_not_understood_pass() -> None:
     odd = b'event: x\ndata: {"choices": 3}\n\n' + b"data: plain words\n\n"
     assert stream.feed(odd) == odd
     assert stream.tokens == 0
+
+
+def test_a_request_that_the_engine_gave_up_does_not_end_as_if_all_were_well() -> None:
+    stream = meter()
+    assert stream.feed(chunk("a") + chunk(None, "abort") + DONE) == chunk("a")
+    assert stream.aborted
+    assert not stream.done
+
+
+def test_usage_of_another_shape_is_still_usage() -> None:
+    stream = meter()
+    event = b'data: {"choices":[],"usage":{"prompt_tokens":null,"completion_tokens":2.0}}\n\n'
+    assert stream.feed(event) == b""
+    assert stream.usage is not None
+
+
+def test_an_error_in_words_is_wrapped() -> None:
+    stream = meter()
+    assert json.loads(stream.feed(b'data: {"error":"boom"}\n\n')[6:])["error"]["message"] == "boom"
+    assert stream.failed
+
+
+def test_events_nested_without_end_pass() -> None:
+    event = b'data: {"choices":' + b"[" * 5000 + b"]" * 5000 + b"}\n\n"
+    assert meter().feed(event) == event

@@ -21,10 +21,11 @@ export const keepToken = (token) => sessionStorage.setItem(TOKEN_KEY, token);
 export async function read(path) {
   const token = sessionStorage.getItem(TOKEN_KEY);
   const response = await answer(path, token);
-  if (response.status === 401 || response.status === 403) {
+  if (response.status === 401) {
     sessionStorage.removeItem(TOKEN_KEY);
     throw new TokenNeeded(token !== null);
   }
+  if (response.status === 403) throw new Unavailable((await parsed(response)).error.message);
   if (!response.ok) throw new Unavailable(`gateway answered ${response.status}, retrying`);
   return parsed(response);
 }

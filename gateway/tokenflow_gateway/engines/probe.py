@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import Any
 
 import httpx
@@ -10,7 +11,10 @@ import structlog
 
 from tokenflow_gateway.engines.engine import Engine
 
-__all__ = ["HealthProbe"]
+__all__ = ["PROBE_TIMEOUT_S", "HealthProbe"]
+
+PROBE_TIMEOUT_S = 3.0
+"""For all of one probe, however slowly its bytes drip."""
 
 _log = structlog.stdlib.get_logger("tokenflow.engines")
 
@@ -41,9 +45,10 @@ class HealthProbe:
     async def probe(self) -> None:
         """Ask once and write the outcome into the engine."""
         try:
-            await self._ask_ready()
-            self._engine.models = await self._ask_models()
-        except (httpx.HTTPError, httpx.InvalidURL, _NotReady, ValueError) as error:
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await self._ask_ready()
+                self._engine.models = await self._ask_models()
+        except (httpx.HTTPError, _NotReady, ValueError, RecursionError, TimeoutError) as error:
             self._set(healthy=False, reason=_describe(error))
         else:
             self._set(healthy=True, reason=None)
@@ -55,6 +60,8 @@ class HealthProbe:
             self._engine.kind = "sglang" if await self._is_sglang() else "openai"
         elif response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             raise _NotReady("starting, or paused")
+        else:
+            self._engine.kind = "openai"
 
     async def _is_sglang(self) -> bool:
         if self._engine.healthy:
@@ -77,7 +84,7 @@ class HealthProbe:
         return await self._client.get(config.url + path, headers=headers)
 
     def _set(self, *, healthy: bool, reason: str | None) -> None:
-        if healthy != self._engine.healthy:
+        if (healthy, reason) != (self._engine.healthy, self._engine.health_reason):
             log = _log.info if healthy else _log.warning
             log("engine is up" if healthy else "engine is down", engine=self._engine.name, reason=reason)
         self._engine.healthy = healthy
@@ -88,9 +95,25 @@ class _NotReady(Exception):
     """The engine answered, but cannot serve."""
 
 
+_CONNECT_FAILURES = {
+    errno.ECONNREFUSED: "connection refused",
+    errno.EHOSTUNREACH: "no route to its host",
+    errno.ENETUNREACH: "no route to its network",
+}
+
+
+def _errno(error: BaseException | None) -> int | None:
+    """The system's number for a failed connection, at the root of the library's own errors."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno is not None:
+            return error.errno
+        error = error.__cause__ or error.__context__
+    return None
+
+
 def _describe(error: Exception) -> str:
     if isinstance(error, httpx.ConnectError):
-        return "connection refused"
-    if isinstance(error, httpx.TimeoutException):
+        return _CONNECT_FAILURES.get(_errno(error) or 0, f"cannot connect ({error})")
+    if isinstance(error, (httpx.TimeoutException, TimeoutError)):
         return "no answer in time"
     return str(error) or type(error).__name__

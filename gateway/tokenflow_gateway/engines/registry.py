@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from tokenflow_gateway.engines.engine import Engine
@@ -15,6 +16,7 @@ class EngineRegistry:
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self._engines = tuple(engines)
+        self._turn = itertools.count()
 
     def __iter__(self) -> Iterator[Engine]:
         return iter(self._engines)
@@ -32,12 +34,13 @@ class EngineRegistry:
         Raises `ModelNotFound` or `NoEngine`.
         """
         healthy = self.ready()
-        serving = [engine for engine in healthy if model in engine.model_ids]
+        serving = [engine for engine in healthy if model is None or model in engine.model_ids]
         if not serving and healthy:
             serving = self._without_exact_match(model, healthy)
         if not serving:
             raise NoEngine(self._why_none())
-        return min(serving, key=lambda engine: len(engine.streams))
+        first = next(self._turn) % len(serving)  # equals take turns
+        return min([*serving[first:], *serving[:first]], key=lambda engine: len(engine.streams))
 
     def models(self) -> list[dict[str, object]]:
         """The models of all healthy engines, each once."""
@@ -58,5 +61,6 @@ class EngineRegistry:
         )
 
     def _why_none(self) -> str:
-        reasons = "; ".join(f"{e.name}: {e.health_reason}" for e in self._engines if not e.healthy)
-        return f"no engine can take this request now ({reasons})" if reasons else "no engine is available"
+        """In words for a client, who must not learn of our addresses; the log has them."""
+        reasons = {engine.health_reason or "unknown" for engine in self._engines if not engine.healthy}
+        return f"no engine can take this request now ({', '.join(sorted(reasons))})"

@@ -17,7 +17,7 @@ import structlog
 import zmq
 import zmq.asyncio
 
-from tokenflow_engine.control.endpoint import curve_keys, leaves_machine
+from tokenflow_engine.control.endpoint import curve_keys, is_encrypted
 from tokenflow_engine.protocol import (
     HEARTBEAT_S,
     LINK_TIMEOUT_S,
@@ -145,7 +145,7 @@ class EngineLink:
         socket.set(zmq.IMMEDIATE, 1)  # nothing is queued for an engine that is not there
         socket.set(zmq.RECONNECT_IVL, 100)
         socket.set(zmq.RECONNECT_IVL_MAX, 1000)
-        if leaves_machine(self._endpoint):
+        if is_encrypted(self._endpoint):
             ours = curve_keys(self._identity.secret, "gateway")
             socket.curve_secretkey, socket.curve_publickey = ours.secret, ours.public
             socket.curve_serverkey = curve_keys(self._identity.secret, "engine").public
@@ -186,7 +186,8 @@ class EngineLink:
         if self._engine.linked:
             self._down("the plugin has gone silent")
         elif self._engine.link_reason == NOT_CONNECTED:
-            self._down(f"no plugin answers at {self._endpoint}")
+            hint = "" if not is_encrypted(self._endpoint) else ", or its TOKENFLOW_LINK_SECRET is another one"
+            self._down(f"no plugin answers at {self._endpoint}{hint}")
 
     async def _receive(self, socket: zmq.asyncio.Socket) -> bytes | None:
         """The next frame, or None after a while, so that `_keep_alive` gets its turn."""

@@ -3,11 +3,14 @@
 RelayError
 ├── BadRequest (400)          the body cannot be used
 ├── BodyTooLarge (413)
+├── RequestTooSlow (408)      the body did not come in time
 ├── ModelNotFound (404)
+├── NotRelayed (404)          the engine sends the client elsewhere
 ├── NoEngine (503)            nobody there to ask; says when to retry
 ├── EngineUnreachable (502)   the engine refused or dropped the connection
 ├── EngineTimeout (504)       a phase took longer than its time-out
 ├── BadStream (502)           what the engine sends is no stream of events
+├── EngineAborted (502)       the engine gave the request up of itself
 ├── StreamTruncated (502)     the engine's stream ended in the middle
 └── ShuttingDown (503)        the gateway is going, and the grace is over
 """
@@ -23,11 +26,14 @@ __all__ = [
     "BadRequest",
     "BadStream",
     "BodyTooLarge",
+    "EngineAborted",
     "EngineTimeout",
     "EngineUnreachable",
     "ModelNotFound",
     "NoEngine",
+    "NotRelayed",
     "RelayError",
+    "RequestTooSlow",
     "ShuttingDown",
     "StreamTruncated",
     "error_body",
@@ -79,6 +85,16 @@ class ModelNotFound(RelayError):
     code = "model_not_found"
 
 
+class RequestTooSlow(RelayError):
+    status = 408
+    code = "request_timeout"
+
+
+class NotRelayed(RelayError):
+    status = 404
+    code = "not_found"
+
+
 class NoEngine(RelayError):
     status = 503
     code = "engine_unavailable"
@@ -94,6 +110,12 @@ class EngineUnreachable(RelayError):
 class EngineTimeout(RelayError):
     status = 504
     code = "engine_timeout"
+
+
+class EngineAborted(RelayError):
+    status = 502
+    code = "engine_aborted"
+    retry_after_s = 2
 
 
 class BadStream(RelayError):
@@ -144,7 +166,7 @@ def normalise_error(body: bytes, status: int) -> bytes:
     """
     try:
         parsed = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         text = body.decode("utf-8", "replace").strip()
         return error_body(text[:2000] or f"the engine answered {status}", status=status)
     if not isinstance(parsed, dict):
@@ -158,9 +180,9 @@ def normalise_error_event(data: bytes) -> bytes | None:
     """A flat error inside a stream, in OpenAI's shape; None if `data` is no flat error."""
     try:
         parsed = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if not isinstance(parsed, dict) or parsed.get("object") != "error":
+    if not isinstance(parsed, dict) or isinstance(parsed.get("error"), dict):
         return None
     code = parsed.get("code")
     status = code if isinstance(code, int) and 400 <= code < 600 else 500

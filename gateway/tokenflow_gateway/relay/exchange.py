@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
 from collections.abc import Iterable
@@ -9,7 +10,7 @@ from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
-from tokenflow_gateway.relay.errors import BodyTooLarge, RelayError
+from tokenflow_gateway.relay.errors import BodyTooLarge, RelayError, RequestTooSlow
 from tokenflow_gateway.relay.guard import ClientGone
 from tokenflow_gateway.relay.upstream import Header
 
@@ -51,8 +52,15 @@ class Exchange:
         query: bytes = self.scope["query_string"]
         return (raw + (b"?" + query if query else b"")).decode("latin-1")
 
-    async def read_body(self, limit_bytes: int) -> bytes:
-        """The whole request body. Raises `BodyTooLarge` or `ClientGone`."""
+    async def read_body(self, limit_bytes: int, *, within_s: float) -> bytes:
+        """The whole request body. Raises `BodyTooLarge`, `RequestTooSlow` or `ClientGone`."""
+        try:
+            async with asyncio.timeout(within_s):
+                return await self._read_body(limit_bytes)
+        except TimeoutError as error:
+            raise RequestTooSlow(f"the request body did not arrive within {within_s:g} s") from error
+
+    async def _read_body(self, limit_bytes: int) -> bytes:
         parts, size = [], 0
         while True:
             message = await self.receive()

@@ -42,7 +42,7 @@ class RequestGuard:
             self._arm()
 
     def extend(self, by_s: float) -> None:
-        """Progress was made: the deadline is `by_s` seconds from now. Never an earlier one than before."""
+        """Progress was made: the deadline is `by_s` seconds from now, and not before the one that was set."""
         self._deadline = self._loop.time() + by_s
         if self._timer is None:
             self._arm()

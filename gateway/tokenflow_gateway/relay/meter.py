@@ -11,16 +11,18 @@ from tokenflow_gateway.readers.track import ReaderTrack
 from tokenflow_gateway.relay.errors import normalise_error_event
 from tokenflow_gateway.relay.sse import Event, SSEReader, is_done
 
-__all__ = ["DONE", "StreamMeter", "Usage"]
+__all__ = ["ABORTED", "DONE", "StreamMeter", "Usage"]
 
 DONE = b"data: [DONE]\n\n"
+ABORTED = "abort"
+"""SGLang's `finish_reason` of a request that somebody, or its scheduler, has ended."""
 
 
 class Usage(msgspec.Struct, frozen=True):
     """OpenAI's `usage`, as far as it is used."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: float | None = 0
+    completion_tokens: float | None = 0
 
 
 class _Delta(msgspec.Struct):
@@ -73,6 +75,8 @@ class StreamMeter:
         """``[DONE]`` has been passed on: nothing may follow."""
         self.failed = False
         """The engine reported an error inside the stream."""
+        self.aborted = False
+        """The engine gave the request up; what it says after that is not passed on."""
 
     @property
     def complete(self) -> bool:
@@ -91,7 +95,7 @@ class StreamMeter:
     def _pass(self, events: Iterable[Event]) -> bytes:
         kept = []
         for event in events:
-            if self.done:
+            if self.done or self.aborted:
                 break
             raw = self._one(event)
             if raw is not None:
@@ -106,7 +110,7 @@ class StreamMeter:
             return event.raw
         try:
             chunk = _decode(event.data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None if self._ended else event.raw  # cut off, or nothing we know and not ours to judge
         if chunk.error is not None or chunk.object == "error":
             self.failed = True
@@ -121,7 +125,7 @@ class StreamMeter:
                 return None
         for choice in chunk.choices or ():
             self._follow(choice)
-        return event.raw
+        return None if self.aborted else event.raw
 
     def _follow(self, choice: _Choice) -> None:
         text = choice.text or (choice.delta and (choice.delta.content or choice.delta.refusal))
@@ -134,5 +138,6 @@ class StreamMeter:
         if choice.finish_reason is None:
             self._open_choices.add(choice.index)
         else:
+            self.aborted |= choice.finish_reason == ABORTED
             self._open_choices.discard(choice.index)
             self._finished_choices += 1

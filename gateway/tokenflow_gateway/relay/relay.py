@@ -30,12 +30,14 @@ from tokenflow_gateway.relay.answer import (
     relay_document,
     relay_error,
     relay_events,
+    relay_foreign_events,
     relay_raw,
 )
 from tokenflow_gateway.relay.errors import (
     EngineTimeout,
     EngineUnreachable,
     NoEngine,
+    NotRelayed,
     RelayError,
     ShuttingDown,
     StreamTruncated,
@@ -59,6 +61,8 @@ __all__ = ["Relay"]
 
 _log = structlog.stdlib.get_logger("tokenflow.relay")
 
+_MODEL_CHARS = 200
+"""What is kept of a model's name for logs and views: it comes from the client."""
 _PASSED_ROUTES = frozenset(
     {"/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank", "/v1/score", "/v1/audio/transcriptions"}
 )
@@ -79,7 +83,9 @@ class Relay:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         try:
-            body = await exchange.read_body(self.settings.max_body_bytes)
+            body = await exchange.read_body(
+                self.settings.max_body_bytes, within_s=self.settings.timeouts.body_s
+            )
             if exchange.method == "POST" and exchange.path in METERED_ROUTES:
                 await self._metered(exchange, body)
             else:
@@ -88,6 +94,9 @@ class Relay:
             pass
         except RelayError as error:
             await self._tell_client(exchange, error)
+        except Exception:  # noqa: BLE001 - one request's fault of ours, told to its client in the usual form
+            _log.exception("fault in the relay", request_id=exchange.request_id, route=exchange.path)
+            await self._tell_client(exchange, RelayError("the gateway failed on this request: see its log"))
         finally:
             self._count_response(exchange)
 
@@ -103,7 +112,7 @@ class Relay:
             rid=new_rid(),
             request_id=exchange.request_id,
             route=exchange.path,
-            model=fields.model or "",
+            model=(fields.model or "")[:_MODEL_CHARS],
             engine=engine,
             reader=ReaderTrack(reader=reader.reader, declared_rate=reader.rate, now=time.monotonic()),
             engine_copy=VirtualBuffer(rate=reader.rate or DEFAULT_RATE, now=time.time()),
@@ -174,8 +183,18 @@ class Relay:
         engine = self.registry.pick(_model_of(body))
         try:
             async with self._asking(exchange, engine, body or None) as (guard, response):
+                if 300 <= response.status < 400:
+                    raise NotRelayed(f"no such route: {exchange.method} {exchange.path}")
                 if response.status >= 400:
                     await relay_error(exchange, response)
+                elif is_event_stream(response):
+                    await relay_foreign_events(
+                        exchange,
+                        response,
+                        guard,
+                        idle_s=self.settings.timeouts.idle_s,
+                        max_event_bytes=self.settings.max_event_bytes,
+                    )
                 else:
                     await relay_raw(exchange, response, guard, idle_s=self.settings.timeouts.idle_s)
         except RelayError as error:
@@ -253,7 +272,7 @@ def _model_of(body: bytes) -> str | None:
     """The model a body names, if it is JSON that names one. The engine judges the rest of it."""
     try:
         return msgspec.json.decode(body, type=_Model).model if body else None
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -33,35 +33,47 @@ class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
     """The client asked for the usage chunk itself, so it is not removed."""
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+Body = dict[str, msgspec.Raw]
+"""A request's body: its fields by name, each as the JSON it came in. What is not looked at is not decoded."""
+
+_decode_body = msgspec.json.Decoder(Body).decode
+
+
+class _StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+def parse_object(body: bytes) -> Body:
     """The body as a JSON object. Raises `BadRequest` naming the place of the fault."""
     try:
-        parsed = msgspec.json.decode(body)
+        return _decode_body(body)
+    except msgspec.ValidationError as error:
+        raise BadRequest("the request body must be a JSON object") from error
+    except RecursionError as error:
+        raise BadRequest("the request body is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the request body is not valid JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise BadRequest("the request body must be a JSON object")
-    return parsed
 
 
-def read_fields(parsed: dict[str, Any]) -> RequestFields:
+def read_fields(parsed: Body) -> RequestFields:
     """The deciding fields of a parsed body. Raises `BadRequest` for a wrong type."""
-    model = parsed.get("model")
-    if model is not None and not isinstance(model, str):
-        raise BadRequest("`model` must be a string", param="model")
-    stream = parsed.get("stream")
-    if stream is not None and not isinstance(stream, bool):
-        raise BadRequest("`stream` must be true or false", param="stream")
-    return RequestFields(model=model, stream=bool(stream), wants_usage=_wants_usage(parsed))
+    model = _field(parsed, "model", str | None, "`model` must be a string")
+    stream = _field(parsed, "stream", bool | None, "`stream` must be true or false")
+    options = _field(parsed, "stream_options", _StreamOptions | None, "`stream_options` must be an object")
+    return RequestFields(
+        model=model, stream=bool(stream), wants_usage=bool(options is not None and options.include_usage)
+    )
 
 
-def _wants_usage(parsed: dict[str, Any]) -> bool:
-    options = parsed.get("stream_options")
-    if options is None:
-        return False
-    if not isinstance(options, dict):
-        raise BadRequest("`stream_options` must be an object", param="stream_options")
-    return bool(options.get("include_usage"))
+def _field(parsed: Body, name: str, kind: Any, message: str) -> Any:
+    """One field decoded; None where it is missing or null."""
+    raw = parsed.get(name)
+    if raw is None:
+        return None
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(message, param=name) from error
 
 
 class ReaderFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,15 +115,18 @@ def _rate(value: str) -> float:
     return rate
 
 
-def upstream_body(parsed: dict[str, Any], *, rid: str | None, stream: bool) -> bytes:
+def upstream_body(parsed: Body, *, rid: str | None, stream: bool) -> bytes:
     """The body for the engine: with the gateway's `rid` (engines that take one) and the usage it counts by.
 
-    A `rid` of the client's is replaced: names of running requests are the gateway's to give.
+    A `rid` of the client's is replaced: names of running requests are the gateway's to give. All other fields
+    leave as they came.
     """
     sent = dict(parsed)
     sent.pop("rid", None)
     if rid is not None:
-        sent["rid"] = rid
+        sent["rid"] = msgspec.Raw(msgspec.json.encode(rid))
     if stream:
-        sent["stream_options"] = {**(parsed.get("stream_options") or {}), "include_usage": True}
+        options = _field(parsed, "stream_options", Body | None, "`stream_options` must be an object") or {}
+        options["include_usage"] = msgspec.Raw(b"true")
+        sent["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
     return msgspec.json.encode(sent)

@@ -109,7 +109,7 @@ def _forwarded(engine: Engine, headers: Iterable[Header], request_id: str) -> li
 def engine_failure(error: Exception) -> RelayError:
     """What a failed exchange with an engine means to the client. No address of ours is in the message."""
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return EngineTimeout("no connection to the engine within its time-out")
+        return NoEngine("no connection to the engine within its time-out")
     if isinstance(error, aiohttp.ClientConnectorError):
         return NoEngine("the engine cannot be reached")
     if isinstance(error, TimeoutError):

@@ -1,0 +1,121 @@
+"""What a client may do on a connection before it is known what it wants, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import pytest
+
+from support import scenarios
+from support.gateway import RunningGateway, eventually, running_gateway
+from support.replay_engine import ReplayEngine
+from support.transcripts import load
+from tokenflow_gateway import http_protocol
+
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[ReplayEngine]:
+    scripts = scenarios.recordings("models", "chat_plain")
+    scripts["/v1/models"] = scripts["models"]
+    scripts["silent"] = scenarios.never_answers()
+    scripts["endless"] = scenarios.endless(load("chat_stream"))
+    async with ReplayEngine(scripts) as engine:
+        yield engine
+
+
+@pytest.fixture
+async def gateway(engine: ReplayEngine) -> AsyncIterator[RunningGateway]:
+    async with running_gateway({"url": engine.base_url, "link": "off"}) as gateway:
+        yield gateway
+
+
+def post(model: str, *, stream: bool = False) -> bytes:
+    body = json.dumps({"model": model, "stream": stream, "messages": []}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+async def connect(gateway: RunningGateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", int(gateway.base_url.rpartition(":")[2]))
+
+
+@pytest.mark.parametrize("model", ["silent", "endless"])
+async def test_a_client_that_pipelines_and_leaves_is_noticed(
+    gateway: RunningGateway, engine: ReplayEngine, model: str
+) -> None:
+    """Uvicorn alone stops reading at the second request, and so never sees the end of the connection."""
+    _, writer = await connect(gateway)
+    writer.write(post(model, stream=model == "endless"))
+    await eventually(lambda: any(seen.path == CHAT for seen in engine.requests), "asked")
+    writer.write(post("chat_plain"))
+    await writer.drain()
+    writer.transport.abort()
+    (seen,) = [seen for seen in engine.requests if seen.path == CHAT]
+    async with asyncio.timeout(2):
+        await seen.disconnected.wait()
+    await gateway.everything_released()
+
+
+async def test_the_first_of_two_pipelined_requests_is_answered_and_the_connection_closed(
+    gateway: RunningGateway, engine: ReplayEngine
+) -> None:
+    reader, writer = await connect(gateway)
+    writer.write(post("chat_plain") + post("chat_plain"))
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    assert answer.count(b"HTTP/1.1 200 OK") == 1
+    assert b"Paris" in answer
+    assert len([seen for seen in engine.requests if seen.path == CHAT]) == 1
+    writer.close()
+
+
+async def test_requests_one_after_another_share_a_connection(gateway: RunningGateway) -> None:
+    """The control: keep-alive works."""
+    reader, writer = await connect(gateway)
+    for _ in range(3):
+        writer.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        async with asyncio.timeout(5):
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(len(b'{"status":"ok"}'))
+        assert head.startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+@pytest.mark.parametrize("pieces", [1, 100])
+async def test_a_head_without_end_is_refused(gateway: RunningGateway, pieces: int) -> None:
+    reader, writer = await connect(gateway)
+    writer.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nx: ")
+    for _ in range(pieces):
+        writer.write(b"y" * (100_000 // pieces))
+    async with asyncio.timeout(5):
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 431")
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+    writer.close()
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health/live HTT"])
+async def test_a_head_that_does_not_come_is_not_waited_for(
+    engine: ReplayEngine, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.2)
+    async with running_gateway({"url": engine.base_url, "link": "off"}) as gateway:
+        reader, writer = await connect(gateway)
+        writer.write(sent)
+        async with asyncio.timeout(5):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_body_that_does_not_come_is_408(engine: ReplayEngine) -> None:
+    async with running_gateway({"url": engine.base_url, "link": "off"}, timeouts={"body_s": 0.2}) as gateway:
+        reader, writer = await connect(gateway)
+        writer.write(post("chat_plain")[:-5])
+        async with asyncio.timeout(5):
+            head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408")
+        writer.close()

@@ -5,6 +5,7 @@ export TOKENFLOW_HOME ?= $(CURDIR)/.tokenflow
 
 BIN := .venv/bin
 NODE_TESTS := tests/e2e/node
+JS_CLIENT := clients/js
 
 .DEFAULT_GOAL := help
 .PHONY: help up doctor test check format clean .browser
@@ -20,20 +21,22 @@ doctor: .venv/.gateway ## Say what this machine lacks, if anything
 
 test: .venv/.dev ## Run all tests (ARGS="tests/unit -k sse" for some)
 	@$(BIN)/tokenflow up --prepare
-	@$(MAKE) --no-print-directory .browser $(NODE_TESTS)/node_modules
+	@$(MAKE) --no-print-directory .browser $(NODE_TESTS)/node_modules $(JS_CLIENT)/node_modules
 	$(BIN)/pytest $(ARGS)
 
 check: .venv/.dev ## Check style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	@$(MAKE) --no-print-directory $(JS_CLIENT)/node_modules
+	@cd $(JS_CLIENT) && npm run --silent build
 
 format: .venv/.dev ## Format the code, fix what can be fixed
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
 clean: ## Remove environments, models, caches
-	rm -rf .venv $(TOKENFLOW_HOME) $(NODE_TESTS)/node_modules .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv $(TOKENFLOW_HOME) $(NODE_TESTS)/node_modules $(JS_CLIENT)/node_modules $(JS_CLIENT)/dist .mypy_cache .ruff_cache .pytest_cache
 
 # ---- what the targets above need -------------------------------------------------------------------
 
@@ -69,7 +72,7 @@ clean: ## Remove environments, models, caches
 	    echo "The dashboard's tests need Chromium: install it (Debian, Ubuntu: apt-get install chromium)" >&2; exit 1; \
 	  fi
 
-$(NODE_TESTS)/node_modules: $(NODE_TESTS)/package-lock.json
+%/node_modules: %/package-lock.json
 	@command -v npm >/dev/null || { echo "The client tests need Node 20 or newer with npm: install it" >&2; exit 1; }
-	@cd $(NODE_TESTS) && npm ci --silent --no-audit --no-fund
+	@cd $* && npm ci --silent --no-audit --no-fund
 	@touch $@

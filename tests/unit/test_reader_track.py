@@ -59,6 +59,12 @@ def test_hidden_is_a_pause_and_visible_its_end() -> None:
     assert made.estimate(6.0).consumed == 2.0
 
 
+def test_a_pause_may_come_without_a_position() -> None:
+    made = track("a b c d e f g h", declared_rate=1.0)
+    made.progress([report(0, visible=False)], 2.0)
+    assert made.estimate(9.0).consumed == 2.0
+
+
 def test_reasoning_takes_no_time_and_counts_as_read() -> None:
     made = track("a b", declared_rate=1.0)
     made.hidden()
@@ -91,7 +97,7 @@ def test_a_flood_is_refused_and_takes_nothing() -> None:
         ({"reports": [{"seq": 0, "tokens": 1}] * 65}, "length <= 64"),
         ({"reports": [{"tokens": 1}]}, "seq"),
         ({"reports": [{"seq": -1, "tokens": 1}]}, ">= 0"),
-        ({"reports": [{"seq": 0}]}, "needs `tokens` or `chars`"),
+        ({"reports": [{"seq": 0}]}, "needs a position"),
         ({"reports": [{"seq": 0, "tokens": -1}]}, ">= 0"),
         ({"reports": [{"seq": 0, "tokens": 1, "rate": 0}]}, "> 0"),
         ({"reports": [{"seq": 0, "tokens": 1, "rate": 1e9}]}, "<= 1000"),

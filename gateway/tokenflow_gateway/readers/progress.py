@@ -32,6 +32,12 @@ class ProgressReport(msgspec.Struct, frozen=True, kw_only=True):
     visible: bool = True
     paused: bool = False
 
+    @property
+    def says_something(self) -> bool:
+        """Whether there is anything in it beside its number."""
+        position = self.tokens is not None or self.chars is not None
+        return position or self.rate is not None or self.paused or not self.visible
+
 
 class _Batch(msgspec.Struct, frozen=True, kw_only=True):
     reports: Annotated[list[ProgressReport], msgspec.Meta(min_length=1, max_length=MAX_REPORTS)]
@@ -47,8 +53,8 @@ def decode_progress(body: bytes) -> tuple[str, list[ProgressReport]]:
         batch = _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProgressError(f"not a batch of progress reports: {error}") from error
-    if any(report.tokens is None and report.chars is None for report in batch.reports):
-        raise ProgressError("a report needs `tokens` or `chars`")
+    if not all(report.says_something for report in batch.reports):
+        raise ProgressError("a report needs a position (`tokens` or `chars`), a `rate` or a pause")
     return batch.capability, sorted(batch.reports, key=lambda report: report.seq)
 
 

@@ -98,20 +98,21 @@ class ReaderTrack:
                 continue
             self._last_seq = report.seq
             accepted += 1
-            self.reported = min(self._position(report), float(self.shape.tokens))
+            position = self._position(report)
+            if position is not None:
+                self.reported = position = min(position, float(self.shape.tokens))
             self._estimator.report(
                 at=now - report.age_ms / 1000,
-                position=self.reported,
+                position=position,
                 rate=report.rate,
                 paused=report.paused or not report.visible,
                 now=now,
             )
         return accepted
 
-    def _position(self, report: ProgressReport) -> float:
-        if report.tokens is not None:
+    def _position(self, report: ProgressReport) -> float | None:
+        if report.tokens is not None or report.chars is None:
             return report.tokens
-        assert report.chars is not None
         whole = bisect_right(self._chars_until, report.chars)
         if whole == len(self._chars_until):
             return float(whole)

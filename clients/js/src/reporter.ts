@@ -1,0 +1,157 @@
+import type { Clock } from "./clock.js";
+import type { Page } from "./page.js";
+
+/** What a reader has done, as it was at one moment. Positions count from the start of the answer. */
+export interface ReaderState {
+  /** Unicode code points of content consumed. */
+  readonly chars?: number;
+  /** Content events consumed. */
+  readonly tokens?: number;
+  /** Tokens per second. */
+  readonly rate?: number;
+  /** False while the page is hidden. */
+  readonly visible?: boolean;
+  readonly paused?: boolean;
+}
+
+/** What a reporter needs from outside. `url` is the stream's progress route. */
+export interface ReporterOptions {
+  readonly url: string;
+  readonly capability: string;
+  readonly fetch: typeof globalThis.fetch;
+  readonly clock: Clock;
+  readonly page: Page;
+}
+
+interface Pending {
+  readonly seq: number;
+  readonly atMs: number;
+  readonly state: ReaderState;
+  readonly urgent: boolean;
+}
+
+const SPACING_MS = 200; // at most five requests a second
+const URGENT_SPACING_MS = 60; // for a button pressed fast; the gateway takes 20 requests a second
+const MAX_BATCH = 64; // the gateway refuses more reports in one request
+const MAX_IN_FLIGHT = 2; // a browser has six connections to a host, and the streams need them
+const TIMEOUT_MS = 5_000;
+const FIRST_RETRY_MS = 500;
+const LAST_RETRY_MS = 8_000;
+
+/**
+ * Sends reports of one stream, in batches, and gives up quietly when nobody wants them.
+ *
+ * Nothing here throws, and nothing waits for a report. What could not be sent is sent again with what comes
+ * later, since every report is a whole state and its `seq` says which is newer.
+ */
+export class Reporter {
+  readonly #options: ReporterOptions;
+  #pending: Pending[] = [];
+  #seq = 0;
+  #sentAtMs = -Infinity;
+  #blockedUntilMs = -Infinity;
+  #retryMs = FIRST_RETRY_MS;
+  #inFlight = 0;
+  #closed = false;
+  #cancelTimer = (): void => {};
+
+  constructor(options: ReporterOptions) {
+    this.#options = options;
+  }
+
+  /** False after `close`, or once the gateway has said that it wants no reports of this stream. */
+  get open(): boolean {
+    return !this.#closed;
+  }
+
+  /** Takes a state to be reported: at once if `urgent`, else with the next batch. */
+  report(state: ReaderState, { urgent = false } = {}): void {
+    if (this.#closed) return;
+    this.#add(state, urgent);
+    this.#schedule();
+  }
+
+  /** Hands everything pending and this last state to the browser, which sends it even if the page is gone. */
+  leave(state: ReaderState): void {
+    if (this.#closed) return;
+    this.#add(state, true);
+    if (this.#options.page.beacon(this.#options.url, this.#body(this.#pending.slice(-MAX_BATCH)))) this.#pending = [];
+  }
+
+  /** Nothing is sent any more. */
+  close(): void {
+    this.#closed = true;
+    this.#pending = [];
+    this.#cancelTimer();
+  }
+
+  #add(state: ReaderState, urgent: boolean): void {
+    if (this.#pending.at(-1)?.urgent === false) this.#pending.pop(); // the newer position replaces it
+    this.#pending.push({ seq: ++this.#seq, atMs: this.#options.clock.now(), state, urgent });
+  }
+
+  #schedule(): void {
+    this.#cancelTimer();
+    if (this.#closed || this.#pending.length === 0 || this.#inFlight >= MAX_IN_FLIGHT) return;
+    const spacing = this.#pending.some(({ urgent }) => urgent) ? URGENT_SPACING_MS : SPACING_MS;
+    const dueMs = Math.max(this.#sentAtMs + spacing, this.#blockedUntilMs);
+    const delayMs = dueMs - this.#options.clock.now();
+    if (delayMs > 0) this.#cancelTimer = this.#options.clock.after(delayMs, () => this.#schedule());
+    else void this.#send();
+  }
+
+  async #send(): Promise<void> {
+    const batch = this.#pending.slice(-MAX_BATCH);
+    this.#pending = [];
+    this.#sentAtMs = this.#options.clock.now();
+    this.#inFlight += 1;
+    const outcome = await this.#post(this.#body(batch));
+    this.#inFlight -= 1;
+    if (outcome === "unwanted") this.close();
+    else if (outcome === "taken") this.#retryMs = FIRST_RETRY_MS;
+    else this.#retry(batch, outcome);
+    this.#schedule();
+  }
+
+  /** One request. Returns what became of it, or for how many milliseconds to leave the gateway alone. */
+  async #post(body: string): Promise<"taken" | "unwanted" | number> {
+    const { url, fetch, clock } = this.#options;
+    const timeout = new AbortController();
+    const cancelTimeout = clock.after(TIMEOUT_MS, () => timeout.abort());
+    try {
+      const response = await fetch(url, {
+        method: "POST",
+        body,
+        headers: { "content-type": "text/plain" }, // a simple request: no preflight for each report
+        credentials: "omit",
+        keepalive: true,
+        signal: timeout.signal,
+      });
+      await response.text(); // read to its end, so that the connection can be used again
+      return this.#judge(response);
+    } catch {
+      return this.#retryMs;
+    } finally {
+      cancelTimeout();
+    }
+  }
+
+  #judge(response: Response): "taken" | "unwanted" | number {
+    if (response.ok) return "taken";
+    if (response.status !== 429 && response.status < 500) return "unwanted";
+    const afterS = Number(response.headers.get("retry-after") ?? NaN);
+    return afterS > 0 ? Math.max(this.#retryMs, Math.min(afterS * 1_000, LAST_RETRY_MS)) : this.#retryMs;
+  }
+
+  #retry(batch: readonly Pending[], waitMs: number): void {
+    this.#blockedUntilMs = this.#options.clock.now() + waitMs;
+    this.#retryMs = Math.min(this.#retryMs * 2, LAST_RETRY_MS);
+    if (this.#pending.length === 0 && !this.#closed) this.#pending = batch.slice(-1);
+  }
+
+  #body(batch: readonly Pending[]): string {
+    const nowMs = this.#options.clock.now();
+    const reports = batch.map(({ seq, atMs, state }) => ({ seq, age_ms: Math.round(nowMs - atMs), ...state }));
+    return JSON.stringify({ capability: this.#options.capability, reports });
+  }
+}

@@ -1,0 +1,340 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { createFetch, type FetchOptions, PacedRenderer, streamOf, type TokenFlowStream } from "../src/index.js";
+import { FakeClock, FakeFrames, FakeGateway, FakePage, event, settle } from "./fakes.js";
+
+const CHAT = "https://gateway.test/prefix/v1/chat/completions";
+
+async function ask(options: FetchOptions = {}, prepare: (gateway: FakeGateway) => void = () => {}) {
+  const clock = new FakeClock();
+  const page = new FakePage();
+  const gateway = new FakeGateway(clock);
+  prepare(gateway);
+  let stream!: TokenFlowStream;
+  const onStream = (opened: TokenFlowStream): void => void (stream = opened);
+  const fetch = createFetch({ fetch: gateway.fetch, clock, page, onStream, ...options });
+  const response = await fetch(CHAT, { method: "POST", headers: { "x-mine": "kept" } });
+  return { clock, page, gateway, fetch, response, stream };
+}
+
+/** A stream whose text has all arrived and been read by the program. */
+async function readToNow(options: FetchOptions = {}, words = 100) {
+  const all = await ask(options);
+  const reader = all.response.body!.getReader();
+  await all.gateway.send(event(" word").repeat(words));
+  await reader.read();
+  return { ...all, reader };
+}
+
+// ---- the fetch ----
+
+test("headers say what the options say; the caller's own stay", async () => {
+  const { gateway } = await ask({ reader: "voice", rate: 3.5, sla: "gold", ttftMs: 300, delivery: "paced" });
+  assert.deepEqual(Object.fromEntries(gateway.seen[0]!.headers), {
+    "x-mine": "kept",
+    "x-tokenflow-delivery": "paced",
+    "x-tokenflow-rate": "3.5",
+    "x-tokenflow-reader": "voice",
+    "x-tokenflow-sla": "gold",
+    "x-tokenflow-ttft-ms": "300",
+  });
+  const { gateway: other, fetch } = await ask({ sla: "gold" });
+  await fetch(new Request(CHAT, { method: "POST", body: "{}", headers: { "X-TokenFlow-SLA": "mine" } }));
+  assert.equal(other.seen[1]!.headers.get("x-tokenflow-sla"), "mine");
+  await fetch("https://gateway.test/v1/models");
+  assert.equal(other.seen[2]!.headers.has("x-tokenflow-sla"), false);
+});
+
+test("bytes pass untouched, in the same pieces, as soon as they are there", async () => {
+  const { gateway, response } = await ask();
+  const reader = response.body!.getReader();
+  for (const part of [Uint8Array.of(0, 255, 0xf0, 0x9f), new TextEncoder().encode('data: {"cho')]) {
+    const sent = part.slice();
+    const read = reader.read();
+    await gateway.send(part);
+    assert.deepEqual((await read).value, sent);
+  }
+  await gateway.finish();
+  assert.equal((await reader.read()).done, true);
+});
+
+test("nothing is read from the network before the program asks for it", async () => {
+  const { gateway, response } = await ask();
+  await settle();
+  assert.equal(gateway.pulls, 0);
+  const read = response.body!.getReader().read();
+  await gateway.send("x");
+  await read;
+  assert.equal(gateway.pulls, 1);
+});
+
+test("without the header the response is the very one of the fetch underneath", async () => {
+  const plain = new Response("x");
+  const untouched = await createFetch({ fetch: async () => plain })(CHAT);
+  assert.equal(untouched, plain);
+  for (const value of ["", "tf-1", "tf-1.", ".key", "tf 1.key", "../x.key"]) {
+    const { response, stream } = await ask({}, (gateway) => (gateway.headers = { "x-tokenflow-stream": value }));
+    assert.equal(stream, undefined, value);
+    assert.equal(streamOf(response), undefined);
+  }
+});
+
+test("errors and cancellation go through in both directions", async () => {
+  const broken = await ask();
+  const failing = assert.rejects(broken.response.text(), new TypeError("terminated"));
+  await settle();
+  await broken.gateway.break();
+  await failing;
+  assert.equal(broken.stream.open, false);
+
+  const left = await ask();
+  await left.response.body!.cancel();
+  assert.equal(left.gateway.cancelled, true);
+  assert.equal(left.stream.open, false);
+  assert.equal(left.page.listeners, 0);
+  assert.equal(left.clock.timers, 0);
+});
+
+test("content is counted while it passes", async () => {
+  const { stream, response, gateway } = await ask();
+  assert.equal(streamOf(response), stream);
+  const text = response.text();
+  await gateway.send(event("日本") + event("🌍") + "data: [DONE]\n\n");
+  assert.deepEqual(stream.delivered, { tokens: 2, chars: 3 });
+  await gateway.finish();
+  await text;
+});
+
+// ---- reports ----
+
+test("no report before the first position", async () => {
+  const { clock, page, gateway, stream } = await readToNow();
+  page.setHidden(true);
+  page.leave();
+  stream.pause();
+  await clock.pass(60_000);
+  assert.deepEqual([gateway.posts, page.beacons], [[], []]);
+});
+
+test("a report is on the wire as the gateway reads it", async () => {
+  const { gateway, stream } = await readToNow();
+  stream.shown({ chars: 12, rate: 5.2 });
+  await settle();
+  assert.deepEqual(gateway.posts, [
+    {
+      url: "https://gateway.test/prefix/v1/streams/tf-1/progress",
+      atMs: 0,
+      capability: "key",
+      reports: [{ seq: 1, age_ms: 0, chars: 12, rate: 5.2, visible: true, paused: false }],
+    },
+  ]);
+});
+
+test("a steady reader is reported once a second, exactly", async () => {
+  const { clock, gateway, stream } = await readToNow();
+  for (let tick = 0; tick <= 500; tick += 1) {
+    stream.shown({ tokens: tick / 10, rate: 10 });
+    await clock.pass(10);
+  }
+  assert.ok(gateway.posts.length >= 5 && gateway.posts.length <= 7, `${gateway.posts.length} reports`);
+  for (const { atMs, reports } of gateway.posts) {
+    assert.ok(Math.abs(reports.at(-1)!.tokens! - atMs / 100) < 0.2, JSON.stringify(reports));
+  }
+});
+
+test("a reader who is elsewhere than foreseen is reported before he is two tokens off", async () => {
+  const { clock, gateway, stream } = await readToNow();
+  stream.shown({ tokens: 0, rate: 10 });
+  for (let tick = 0; tick < 50; tick += 1) {
+    await clock.pass(10);
+    stream.shown({ tokens: 0, rate: 10 }); // he says 10 a second and does not move
+  }
+  assert.ok(gateway.posts.length >= 2);
+  assert.ok(gateway.posts[1]!.atMs <= 200, `after ${gateway.posts[1]!.atMs} ms`);
+});
+
+test("never more than five requests a second while reading", async () => {
+  const { clock, gateway, stream } = await readToNow();
+  for (let tick = 0; tick < 300; tick += 1) {
+    stream.shown({ tokens: (tick * 7) % 90 });
+    await clock.pass(10);
+  }
+  assert.ok(gateway.posts.length <= 16, `${gateway.posts.length} in 3 s`);
+  assert.ok(gateway.posts.length >= 10);
+});
+
+test("a pause, its end and a hidden page are reported at once", async () => {
+  const { clock, page, gateway, stream } = await readToNow();
+  stream.shown({ chars: 5 });
+  await clock.pass(100); // in the middle of the spacing of ordinary reports
+  const changes: [() => void, { paused?: boolean; visible?: boolean }][] = [
+    [() => stream.pause(), { paused: true, visible: true }],
+    [() => stream.resume(), { paused: false, visible: true }],
+    [() => page.setHidden(true), { paused: false, visible: false }],
+    [() => page.setHidden(false), { paused: false, visible: true }],
+  ];
+  for (const [change, wanted] of changes) {
+    change();
+    await settle();
+    const { atMs, reports } = gateway.posts.at(-1)!;
+    assert.deepEqual([atMs, reports.at(-1)!.paused, reports.at(-1)!.visible], [clock.now(), wanted.paused, wanted.visible]);
+    await clock.pass(100);
+  }
+});
+
+test("a button pressed like mad makes batches, with every press in them", async () => {
+  const { clock, gateway, stream } = await readToNow();
+  stream.shown({ chars: 5 });
+  for (let press = 0; press < 50; press += 1) {
+    if (stream.paused) stream.resume();
+    else stream.pause();
+    await clock.pass(10);
+  }
+  await clock.pass(1_000);
+  assert.ok(gateway.posts.length <= 10, `${gateway.posts.length} requests in 0.5 s`);
+  assert.deepEqual(gateway.reports.map(({ seq }) => seq), Array.from({ length: 51 }, (_, index) => index + 1));
+  assert.equal(gateway.reports.at(-1)!.paused, false);
+  assert.ok(gateway.reports.some(({ age_ms }) => age_ms > 0));
+});
+
+test("a pause gives signs of life, so that it does not expire", async () => {
+  const { clock, gateway, stream } = await readToNow();
+  stream.shown({ chars: 5 });
+  stream.pause();
+  await clock.pass(60_000);
+  const times = gateway.posts.map(({ atMs }) => atMs);
+  for (let index = 1; index < times.length; index += 1) assert.ok(times[index]! - times[index - 1]! <= 5_100);
+  assert.ok(times.length >= 12 && times.length <= 14, `${times.length}`);
+});
+
+test("a page that goes away sends a beacon, and what was pending with it", async () => {
+  const { page, gateway, stream } = await readToNow();
+  stream.shown({ chars: 5, rate: 4 });
+  stream.shown({ chars: 50, rate: 4 }); // waits for the next batch
+  page.leave();
+  const [{ url, body }] = page.beacons as [{ url: string; body: string }];
+  assert.equal(url, gateway.posts[0]!.url);
+  assert.deepEqual(JSON.parse(body), {
+    capability: "key",
+    reports: [{ seq: 3, age_ms: 0, chars: 50, rate: 4, visible: false, paused: false }],
+  });
+});
+
+test("after the answer nothing is reported any more", async () => {
+  const { clock, page, gateway, stream, reader } = await readToNow();
+  stream.shown({ chars: 5 });
+  await gateway.finish();
+  await reader.read();
+  stream.shown({ chars: 50 });
+  stream.pause();
+  page.setHidden(true);
+  await settle();
+  assert.deepEqual([clock.timers, page.listeners], [0, 0]);
+  await clock.pass(60_000);
+  assert.deepEqual(gateway.reports.map(({ chars }) => chars), [5]);
+});
+
+test("a program that is its own reader is reported by what it has read", async () => {
+  const { clock, gateway } = await readToNow({ reader: "machine" }, 7);
+  await clock.pass(300);
+  assert.equal(gateway.reports.at(-1)!.tokens, 7);
+  const { clock: later, gateway: person } = await readToNow({ reader: "human" }, 7);
+  await later.pass(300);
+  assert.deepEqual(person.posts, []);
+});
+
+// ---- a gateway that does not play along ----
+
+/** A reader moves for 20 s. Returns what the gateway got, after having checked that the answer was not harmed. */
+async function readWhile(progress: FakeGateway["progress"]) {
+  const { clock, gateway, stream, reader } = await readToNow();
+  gateway.progress = progress;
+  for (let tick = 0; tick < 200; tick += 1) {
+    stream.shown({ tokens: tick % 2 });
+    await clock.pass(100);
+  }
+  const read = reader.read();
+  await gateway.send("still here");
+  assert.equal(new TextDecoder().decode((await read).value), "still here");
+  return { gateway, stream };
+}
+
+for (const status of [400, 403, 404, 405]) {
+  test(`${status} ends the reports, not the answer`, async () => {
+    const { gateway, stream } = await readWhile(() => new Response("no", { status }));
+    assert.equal(gateway.posts.length, 1);
+    assert.equal(stream.open, false);
+  });
+}
+
+const failures: [string, FakeGateway["progress"]][] = [
+  ["503", () => new Response("no", { status: 503 })],
+  ["no network", () => Promise.reject(new TypeError("failed to fetch"))],
+];
+for (const [what, progress] of failures) {
+  test(`${what}: tried again, less and less often`, async () => {
+    const { gateway, stream } = await readWhile(progress);
+    assert.ok(gateway.posts.length >= 4 && gateway.posts.length <= 7, `${gateway.posts.length} tries`);
+    assert.equal(stream.open, true);
+  });
+}
+
+test("429: left alone for as long as it asks", async () => {
+  const retry = new Response("slow down", { status: 429, headers: { "retry-after": "5" } });
+  const { gateway } = await readWhile(() => retry.clone());
+  assert.ok(gateway.posts.length >= 2);
+  assert.ok(gateway.posts[1]!.atMs >= 5_000, `again after ${gateway.posts[1]!.atMs} ms`);
+});
+
+test("a report that failed is sent again with its own age", async () => {
+  const { clock, gateway, stream } = await readToNow();
+  let failing = true;
+  gateway.progress = () => (failing ? Promise.reject(new TypeError("down")) : Response.json({}));
+  stream.shown({ chars: 5 });
+  await settle();
+  await clock.pass(100);
+  failing = false;
+  await clock.pass(500);
+  assert.deepEqual(
+    gateway.reports.map(({ seq, age_ms }) => [seq, age_ms]),
+    [[1, 0], [1, 500]],
+  );
+});
+
+test("a progress route that hangs holds two connections at most", async () => {
+  let open = 0;
+  let most = 0;
+  const { clock, gateway, stream } = await readToNow();
+  gateway.progress = () => {
+    most = Math.max(most, ++open);
+    return new Promise(() => {});
+  };
+  for (let tick = 0; tick < 30; tick += 1) {
+    stream.shown({ tokens: tick });
+    await clock.pass(100);
+  }
+  assert.equal(most, 2);
+});
+
+// ---- together with a renderer ----
+
+test("the reports are what the renderer has really shown", async () => {
+  const { clock, page, gateway, stream } = await readToNow();
+  const screen: string[] = [];
+  const show = (text: string): void => void screen.push(text);
+  const frames = new FakeFrames(clock);
+  const renderer = new PacedRenderer({ show, rate: { tokens: 10 }, stream, clock, page, frames });
+  for (let word = 0; word < 100; word += 1) renderer.push(" word");
+  await clock.pass(4_321);
+  renderer.pause();
+  await settle();
+  const last = gateway.reports.at(-1)!;
+  assert.deepEqual([last.chars, last.rate, last.paused], [screen.join("").length, 10, true]);
+  assert.ok(gateway.posts.length <= 8, `${gateway.posts.length} requests for 4.3 s of steady reading`);
+  renderer.resume();
+  await clock.pass(60);
+  assert.equal(gateway.reports.at(-1)!.paused, false);
+  page.setHidden(true);
+  await clock.pass(60);
+  assert.deepEqual([gateway.reports.at(-1)!.visible, gateway.reports.at(-1)!.chars], [false, screen.join("").length]);
+});

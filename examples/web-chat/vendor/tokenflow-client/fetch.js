@@ -1,0 +1,96 @@
+import { systemClock } from "./clock.js";
+import { systemPage } from "./page.js";
+import { TokenFlowStream } from "./stream.js";
+const STREAM_HEADER = "x-tokenflow-stream";
+const STREAM_KEY = /^([\w-]+)\.([\w-]+)$/;
+const COMPLETIONS = /\/(?:chat\/)?completions$/;
+const streams = new WeakMap();
+/**
+ * A `fetch` for the OpenAI SDK, the AI SDK, or plain use, that lets the gateway know its reader.
+ *
+ * Requests get the headers that the options say; a header the caller set stays as it is. The bytes of answers
+ * pass as they come and only when they are asked for; answers of other servers are the very responses of the
+ * fetch underneath.
+ */
+export function createFetch(options = {}) {
+    const headers = requestHeaders(options);
+    return async (input, init) => {
+        const fetch = options.fetch ?? globalThis.fetch;
+        const url = input instanceof Request ? input.url : String(input);
+        if (!COMPLETIONS.test(pathOf(url)))
+            return fetch(input, init);
+        const response = await fetch(input, { ...init, headers: withHeaders(input, init, headers) });
+        return follow(response, response.url || url, fetch, options);
+    };
+}
+/** The stream that this response carries, if the gateway takes reports of it. */
+export function streamOf(response) {
+    return streams.get(response);
+}
+function requestHeaders(options) {
+    const values = [
+        ["x-tokenflow-reader", options.reader],
+        ["x-tokenflow-rate", options.rate],
+        ["x-tokenflow-sla", options.sla],
+        ["x-tokenflow-ttft-ms", options.ttftMs],
+        ["x-tokenflow-delivery", options.delivery],
+    ];
+    return values.flatMap(([name, value]) => (value === undefined ? [] : [[name, String(value)]]));
+}
+function withHeaders(input, init, ours) {
+    const headers = new Headers(init?.headers ?? (input instanceof Request ? input.headers : undefined));
+    for (const [name, value] of ours)
+        if (!headers.has(name))
+            headers.set(name, value);
+    return headers;
+}
+function follow(response, url, fetch, options) {
+    const key = STREAM_KEY.exec(response.headers.get(STREAM_HEADER) ?? "");
+    if (!key?.[1] || !key[2] || !response.body)
+        return response;
+    const stream = new TokenFlowStream({
+        id: key[1],
+        capability: key[2],
+        url: progressUrl(url, key[1]),
+        positionFrom: options.positionFrom ?? (options.reader === "machine" ? "read" : "shown"),
+        fetch,
+        clock: options.clock ?? systemClock,
+        page: options.page ?? systemPage,
+    });
+    const watched = withBody(response, watch(response.body, stream));
+    streams.set(watched, stream);
+    options.onStream?.(stream, watched);
+    return watched;
+}
+/** The same bytes in the same pieces, taken from `source` only when somebody wants them. */
+function watch(source, stream) {
+    const reader = source.getReader();
+    const pull = async (controller) => {
+        const read = await reader.read().catch((error) => {
+            stream.close();
+            throw error;
+        });
+        if (read.done) {
+            stream.close();
+            controller.close();
+            return;
+        }
+        stream.take(read.value);
+        controller.enqueue(read.value);
+    };
+    const cancel = (reason) => {
+        stream.close();
+        return reader.cancel(reason);
+    };
+    return new ReadableStream({ pull, cancel }, { highWaterMark: 0 });
+}
+function withBody(response, body) {
+    const { status, statusText, headers, url } = response;
+    return Object.defineProperty(new Response(body, { status, statusText, headers }), "url", { value: url });
+}
+function pathOf(url) {
+    return url.split(/[?#]/, 1)[0] ?? "";
+}
+function progressUrl(url, id) {
+    return pathOf(url).replace(COMPLETIONS, `/streams/${id}/progress`);
+}

@@ -74,8 +74,9 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit
 class Hello(_Message, frozen=True, tag=True):
     """First message of a gateway. `gateway_id` outlives restarts, `incarnation` does not.
 
-    A hello with a known `gateway_id` and a new `incarnation` means that the old process is gone: the
-    engine aborts what that one had left running.
+    Several incarnations of one gateway may be connected side by side, as while an old process drains. The
+    engine aborts what an incarnation has left running once that one has been silent for `LINK_TIMEOUT_S` and
+    a newer one is known; the order of their first hellos decides which is newer.
     """
 
     version: int

@@ -128,6 +128,8 @@ def up(
     \b
     Environment beside the options' own:
       TOKENFLOW_HOME     environments, models and logs
+      TOKENFLOW_...      every setting of the gateway, see docs/configuration.md; its engines, host
+                         and port are those of this command, not those of --config
       TOKENFLOW_DEVICE   cpu or cuda, instead of looking for a GPU
       PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...   as pip knows them; PyTorch's CPU index
                          makes the first start smaller on a machine without a GPU

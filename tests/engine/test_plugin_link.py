@@ -180,21 +180,30 @@ def test_an_idle_engine_answers_at_once(tiny_engine: RealEngine, link: RawLink):
         assert time.monotonic() - start < 0.5
 
 
-def test_streams_of_a_gateway_that_was_replaced_are_aborted(tiny_engine: RealEngine, link: RawLink):
-    rid = new_rid()
+def test_streams_of_a_gateway_that_was_replaced_end_with_its_process_and_not_before(
+    tiny_engine: RealEngine, link: RawLink
+):
+    """A restart while the old process drains: both are there until the old one is gone."""
+    drained, left = new_rid(), new_rid()
     gateway_id = new_rid()
-    with RawLink(tiny_engine.link, secret=tiny_engine.secret, gateway_id=gateway_id) as old:
-        old.hello()
-        old.open(rid)
-        request = StreamedRequest(tiny_engine.base_url, CHAT, endless(rid=rid))
-        old.until_state(rid, "running")
-    with request:
-        assert link.next(EngineStats).running == 1  # a lost link ends nothing
-        with RawLink(
-            tiny_engine.link, secret=tiny_engine.secret, gateway_id=gateway_id, incarnation="2"
-        ) as new:
+    engine, secret = tiny_engine.link, tiny_engine.secret
+    body = chat(max_tokens=300, ignore_eos=True)
+    with RawLink(engine, secret=secret, gateway_id=gateway_id, incarnation="2") as new:
+        with RawLink(engine, secret=secret, gateway_id=gateway_id) as old, ThreadPoolExecutor(1) as pool:
+            old.hello()
+            for rid in (drained, left):
+                old.open(rid)
+            draining = pool.submit(complete, tiny_engine.base_url, CHAT, body | {"rid": drained})
+            old.until_state(drained, "running")
             assert isinstance(new.hello(), Welcome)
-            wait_until(lambda: is_idle(new), timeout_s=2.0, what="the old process's stream is gone")
+            assert result(draining, old) == 300
+            old.until_state(drained, "finished")
+            request = StreamedRequest(tiny_engine.base_url, CHAT, endless(rid=left))
+            old.until_state(left, "running")
+        with request:
+            new.ping()
+            assert new.next(EngineStats).running == 1  # a lost link ends nothing at once
+            wait_until(lambda: is_idle(new), timeout_s=5.0, what="the old process's stream is gone")
 
 
 def test_a_gateway_that_comes_back_finds_its_streams(tiny_engine: RealEngine):

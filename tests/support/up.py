@@ -17,6 +17,8 @@ __all__ = ["READY_S", "Run", "wait_until"]
 
 ROOT = Path(__file__).parents[2]
 READY_S = 180.0
+_DEAF = 'trap "" INT; exec "$@"'
+"""How a shell without job control starts what runs in the background: Ctrl-C must work all the same."""
 
 
 def free_port() -> int:
@@ -55,7 +57,7 @@ class Run:
         }
         with self.output.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tokenflow_gateway.cli", "up"],
+                ["sh", "-c", _DEAF, "sh", sys.executable, "-m", "tokenflow_gateway.cli", "up"],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env=environ,

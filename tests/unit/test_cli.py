@@ -95,7 +95,7 @@ def test_doctor_exits_with_one_when_something_blocks(tmp_path: Path):
     (tmp_path / "file").touch()
     done = tokenflow("doctor", home=tmp_path / "file" / "home", TOKENFLOW_RUNTIME_DIR=str(tmp_path / "run"))
     assert done.returncode == 1
-    assert "MISSING  home" in done.stdout
+    assert "PROBLEM  home" in done.stdout
 
 
 def test_ctrl_c_in_an_installation_is_one_line(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -10,11 +11,15 @@ from pathlib import Path
 
 import pytest
 import zmq
+import zmq.asyncio
 
+from support.gateway import eventually
 from support.raw_link import RawLink
 from support.real_engine import wait_until
-from tokenflow_engine.control.endpoint import CurveKeys, curve_keys
-from tokenflow_engine.control.owners import Confirmation, Delivery, Owner, Replaced, Update
+from tokenflow_engine.control import server as server_module
+from tokenflow_engine.control.claim import claim
+from tokenflow_engine.control.endpoint import CurveKeys, EndpointError, curve_keys
+from tokenflow_engine.control.owners import Confirmation, Delivery, Lost, Owner, Replaced, Update
 from tokenflow_engine.control.server import LinkServer
 from tokenflow_engine.protocol import (
     PROTOCOL_VERSION,
@@ -28,6 +33,9 @@ from tokenflow_engine.protocol import (
     Welcome,
     encode,
 )
+from tokenflow_gateway.config import EngineConfig
+from tokenflow_gateway.engines.engine import NOT_CONNECTED, Engine
+from tokenflow_gateway.link.client import EngineLink, LinkEvents, LinkIdentity
 
 SECRET = "a secret"
 ME = Owner("test", "1")
@@ -221,21 +229,89 @@ def test_a_silent_gateway_is_forgotten_and_resumes_as_the_same_owner(
     assert link.next(Refused).code == "hello_required"
     assert link.hello() == WELCOME
     link.open("a")
-    (only,) = delivered(server, 1)  # no `Replaced`: the same process came back
-    assert only.owner == ME
+    lost, opened = delivered(server, 2)  # no `Replaced`: the same process came back
+    assert (type(lost.message), type(opened.message), opened.owner) == (Lost, StreamOpened, ME)
 
 
-def test_a_new_process_of_a_gateway_replaces_the_old_one_for_good(server: LinkServer, link: RawLink):
+def test_an_old_process_goes_on_beside_a_new_one_until_it_falls_silent(
+    server: LinkServer, link: RawLink, clock: Clock
+):
     with RawLink(server.endpoint, secret=SECRET, incarnation="2") as successor:
         assert successor.hello() == WELCOME
-        assert delivered(server, 1)[0].message == Replaced("test", "2")
-        link.ping()
-        assert link.next(Refused).code == "hello_required"
-        zombie = link.hello()
-        assert isinstance(zombie, Refused)
-        assert "a newer process" in zombie.reason
-        successor.open("a")
-        assert delivered(server, 1)[0].owner == Owner("test", "2")
+        link.open("a")
+        successor.open("b")
+        owners = {(d.owner, type(d.message)) for d in delivered(server, 2)}
+        assert owners == {(ME, StreamOpened), (Owner("test", "2"), StreamOpened)}
+        link.next(EngineStats)
+        successor.next(EngineStats)
+        clock.ahead_s += 10.0
+        messages = [d.message for d in delivered(server, 3)]
+        assert [m for m in messages if isinstance(m, Replaced)] == [Replaced("test", ("1",))]
+
+
+def test_a_new_process_replaces_one_that_has_been_silent(server: LinkServer, link: RawLink, clock: Clock):
+    clock.ahead_s += 10.0
+    assert [type(d.message) for d in delivered(server, 1)] == [Lost]
+    with RawLink(server.endpoint, secret=SECRET, incarnation="2") as successor:
+        assert successor.hello() == WELCOME
+        assert [d.message for d in delivered(server, 1)] == [Replaced("test", ("1",))]
+
+
+def test_what_waits_for_the_scheduler_is_bounded_and_the_gateway_is_told_by_silence(
+    server: LinkServer, link: RawLink, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(server_module, "_MAX_INBOX", 10)
+    for i in range(30):
+        link.open(f"r{i}")
+    link.next(Refused)  # cut off: whatever it says, it has to say hello first
+    hello = Hello(version=PROTOCOL_VERSION, gateway_id="test", incarnation="1", secret=SECRET)
+    link.send(hello)
+    with pytest.raises(AssertionError):
+        link.next(Welcome, timeout_s=0.5)
+    with pytest.raises(AssertionError):
+        link.next(EngineStats, timeout_s=0.5)
+    assert [d.message.rid for d in delivered(server, 10)] == [f"r{i}" for i in range(10)]  # type: ignore[union-attr]
+    link.send(hello)
+    link.next(Welcome)
+    link.open("again")
+    assert delivered(server, 1)[0].owner == ME
+
+
+def test_a_message_of_absurd_size_is_not_taken_in(server: LinkServer, link: RawLink):
+    with RawLink(server.endpoint, secret=SECRET, gateway_id="big") as big:
+        big.hello()
+        big.send_bytes(b"x" * 5 * 1024 * 1024)
+        with pytest.raises(AssertionError):
+            big.wait(lambda m: isinstance(m, Refused) and m.code == "bad_message", timeout_s=1.0, what="read")
+    link.open("a")
+    assert delivered(server, 1)[0].owner == ME
+
+
+def test_a_second_engine_does_not_take_the_socket_of_a_living_one(
+    serve: Callable[..., LinkServer], server: LinkServer, link: RawLink
+):
+    with pytest.raises(EndpointError, match=r"another engine listens at ipc://.*: give this one"):
+        serve(server.endpoint)
+    link.open("a")
+    assert delivered(server, 1)[0].owner == ME
+
+
+def test_a_socket_in_a_directory_that_is_not_there_is_an_error_that_says_what_to_do(
+    serve: Callable[..., LinkServer], tmp_path: Path
+):
+    with pytest.raises(EndpointError, match="name another endpoint in TOKENFLOW_LINK"):
+        serve(f"ipc://{tmp_path}/absent/link")
+
+
+def test_the_socket_of_an_engine_that_has_ended_is_free(serve: Callable[..., LinkServer], tmp_path: Path):
+    endpoint = f"ipc://{tmp_path}/link"
+    first = claim(endpoint)
+    assert first is not None
+    with pytest.raises(EndpointError):
+        serve(endpoint)
+    first.close()
+    with RawLink(serve(endpoint).endpoint, secret=SECRET) as link:
+        assert link.hello() == WELCOME
 
 
 def test_an_endpoint_that_is_taken_is_an_error_at_start(serve: Callable[..., LinkServer]):
@@ -245,17 +321,55 @@ def test_an_endpoint_that_is_taken_is_an_error_at_start(serve: Callable[..., Lin
 
 
 @pytest.mark.parametrize(
-    ("curve", "gets_in"),
-    [(curve_keys(SECRET, "gateway"), True), (CurveKeys(*zmq.curve_keypair()), False), (None, False)],
-    ids=["our key", "a stranger's key", "no encryption"],
+    ("secret", "curve", "gets_in"),
+    [
+        (SECRET, curve_keys(SECRET, "gateway"), True),
+        (SECRET, CurveKeys(*zmq.curve_keypair()), False),
+        ("wrong", curve_keys("wrong", "gateway"), False),
+        (SECRET, None, False),
+    ],
+    ids=["our key", "a stranger's key", "another secret", "no encryption"],
 )
-def test_off_the_machine_only_holders_of_the_secret_get_a_connection(
-    serve: Callable[..., LinkServer], curve: CurveKeys | None, gets_in: bool
+def test_over_tcp_only_holders_of_the_secret_get_a_connection_and_others_one_log_line(
+    serve: Callable[..., LinkServer],
+    caplog: pytest.LogCaptureFixture,
+    secret: str,
+    curve: CurveKeys | None,
+    gets_in: bool,
 ):
-    endpoint = serve("tcp://0.0.0.0:*").endpoint.replace("0.0.0.0", "127.0.0.1")
-    with RawLink(endpoint, secret=SECRET, curve=curve) as link:
+    endpoint = serve("tcp://127.0.0.1:*").endpoint
+    refusal = f"refused a peer at {endpoint}: it does not hold this engine's secret"
+    with caplog.at_level(logging.WARNING), RawLink(endpoint, secret=secret, curve=curve) as link:
         link.send_bytes(encode(Hello(version=1, gateway_id="g", incarnation="1", secret=SECRET)))
         answered = False
         with contextlib.suppress(AssertionError):
             answered = link.next(Welcome, timeout_s=5.0 if gets_in else 0.5) == WELCOME
-    assert answered is gets_in
+        assert answered is gets_in
+        if not gets_in:
+            wait_until(lambda: refusal in caplog.text, timeout_s=5.0, what="the engine says why")
+    assert caplog.text.count("refused") == (not gets_in)
+
+
+class Nobody(LinkEvents):
+    """No streams."""
+
+
+async def test_a_gateway_with_another_secret_hears_no_answer_and_that_it_may_be_the_secret(
+    serve: Callable[..., LinkServer], clock: Clock
+):
+    engine = Engine(EngineConfig(url="http://127.0.0.1:1"))
+    context = zmq.asyncio.Context()
+    identity = LinkIdentity("g", "1", "another secret")
+    endpoint = serve("tcp://127.0.0.1:*").endpoint
+    task = asyncio.create_task(
+        EngineLink(engine, endpoint, identity, Nobody(), context=context, clock=clock).run()
+    )
+    await asyncio.sleep(0)
+    clock.ahead_s += 10.0
+    await eventually(lambda: engine.link_reason != NOT_CONNECTED, "the silence is noticed")
+    task.cancel()
+    await asyncio.wait([task])
+    context.destroy(linger=0)
+    assert (
+        engine.link_reason == f"no plugin answers at {endpoint}, or its TOKENFLOW_LINK_SECRET is another one"
+    )

@@ -54,7 +54,7 @@ def test_a_good_machine_passes(tmp_path: Path):
         ({"python": (3, 10)}, "Python 3.10 is too old: install 3.11 or newer"),
         ({"has_module": lambda name: name != "ensurepip"}, "apt-get install python3-venv"),
         ({"free_bytes": lambda _: 2 * GIB}, "2.0 GiB free, 5.8 GiB needed. Make room"),
-        ({"available_memory_bytes": lambda: GIB}, "Not enough memory: 1.0 GiB available, 3.0 GiB needed"),
+        ({"available_memory_bytes": lambda: GIB}, "Not enough memory: 1.0 GiB available, 3.5 GiB needed"),
     ],
 )
 def test_each_lack_is_one_line_that_says_what_to_do(facts, advice: str, tmp_path: Path):
@@ -84,6 +84,12 @@ def test_a_port_in_use_is_found_and_named():
     require(check_ports(Machine(), [place]))  # free again
 
 
+def test_two_servers_on_one_port_are_refused():
+    places = [Place(name=n, host="127.0.0.1", port=9, variable=n.upper()) for n in ("gateway", "engine")]
+    with pytest.raises(SetupError, match="GATEWAY and ENGINE must be different ports"):
+        require(check_ports(machine(port_is_free=lambda host, port: True), places))
+
+
 @pytest.mark.parametrize(
     ("environ", "gpus", "device"),
     [
@@ -105,7 +111,7 @@ def test_an_unknown_device_is_refused():
 def test_the_table_marks_what_is_missing_and_says_what_to_do(tmp_path: Path):
     broken = machine(port_is_free=lambda _host, _port: False)
     text = table(examine(broken, home=Home(tmp_path), device="cpu", places=[GATEWAY]))
-    assert "MISSING  gateway port  127.0.0.1:8080 is in use" in text
+    assert "PROBLEM  gateway port  127.0.0.1:8080 is in use" in text
     assert "-> Port 8080 for the gateway is in use" in text
     assert "ok       memory" in text
     assert "not installed yet" in text

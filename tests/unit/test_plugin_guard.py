@@ -42,6 +42,24 @@ def test_faults_are_injected_by_name(monkeypatch: pytest.MonkeyPatch, faults: st
     assert guarded("test-fault")(lambda: "ran")() == (None if fails else "ran")
 
 
+def test_failures_in_a_row_are_told_and_a_success_starts_afresh():
+    told: list[tuple[str, int]] = []
+
+    @guarded("test-row", on_failure=lambda name, in_a_row: told.append((name, in_a_row)))
+    def hook(value: int) -> float:
+        return 1 / value
+
+    for value in (0, 0, 1, 0):
+        hook(value)
+    assert told == [("test-row", 1), ("test-row", 2), ("test-row", 1)]
+
+
+def test_a_fault_may_strike_every_second_call(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TOKENFLOW_FAULT", "other,test-half/2")
+    hook = guarded("test-half")(lambda: "ran")
+    assert [hook() for _ in range(4)] == [None, "ran", None, "ran"]
+
+
 def test_repeated_lines_are_held_back_and_their_number_told(caplog: pytest.LogCaptureFixture):
     now = [0.0]
     log = Occasionally(every_s=10.0, clock=lambda: now[0])

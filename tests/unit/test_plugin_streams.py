@@ -167,13 +167,15 @@ def test_what_vanishes_without_a_word_is_found_by_comparison(book: StreamBook):
     assert last(book, "a") == ("aborted", 0)
 
 
-def test_a_new_process_of_a_gateway_ends_the_streams_of_the_old_one_only(book: StreamBook):
+def test_a_process_that_is_gone_ends_its_own_streams_only(book: StreamBook):
     for rid, owner in (("old", ME), ("done", ME), ("foreign", OTHER), ("new", Owner("gateway", "2"))):
         book.opened(rid, owner=owner, now=0.0)
         book.arrived(rid, now=0.0)
     book.ended("done", aborted=False, now=0.5)
     book.opened("unborn", owner=ME, now=0.5)
-    assert book.replaced(Replaced("gateway", "2"), now=1.0) == ["old"]
+    book.opened("draining", owner=Owner("gateway", "0"), now=0.0)
+    book.arrived("draining", now=0.0)
+    assert book.replaced(Replaced("gateway", ("1",)), now=1.0) == ["old"]
     assert not book.arrived("unborn", now=1.5)
 
 
@@ -213,6 +215,18 @@ def test_nothing_grows_without_bound(book: StreamBook):
     assert sizes["streams"] <= 6_001
     assert sizes["over"] <= 6_001
     assert sizes["tombstones"] <= 4_096
+
+
+def test_a_batch_of_which_a_part_never_arrives_is_forgotten(book: StreamBook):
+    for i in range(1000):
+        first, _ = name_parts(f"r{i}", total=2)
+        book.opened(f"r{i}", owner=ME, now=0.0)
+        book.arrived(first, now=0.0)
+        book.ended(first, aborted=False, now=1.0)
+    book.forget_old(60.0)
+    assert book.statistics()["streams"] == 1000
+    book.forget_old(61.0)
+    assert (book.statistics()["streams"], book.statistics()["over"]) == (0, 0)
 
 
 def reading(rid: str, consumed: float, *, at: float, paused: bool = False) -> Reading:

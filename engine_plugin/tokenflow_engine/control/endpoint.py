@@ -6,15 +6,14 @@ directory that only this user can enter, and the secret lies beside it. Both can
 - ``TOKENFLOW_LINK``: a ZeroMQ endpoint (``ipc://...`` or ``tcp://host:port``) for the engine's side;
 - ``TOKENFLOW_LINK_SECRET``: the secret, on both sides.
 
-An endpoint that leaves the machine is encrypted and authenticated with CURVE; the key pairs are derived
-from the secret, so there is nothing else to distribute.
+A ``tcp://`` endpoint is encrypted and authenticated with CURVE, loopback included, where anybody on the
+machine could connect; the key pairs are derived from the secret, so there is nothing else to distribute.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 import os
 import secrets
 import tempfile
@@ -29,7 +28,7 @@ __all__ = [
     "EndpointError",
     "curve_keys",
     "default_endpoint",
-    "leaves_machine",
+    "is_encrypted",
     "link_secret",
     "runtime_dir",
 ]
@@ -97,17 +96,9 @@ def _read_secret(path: Path) -> str:
     return secret
 
 
-def leaves_machine(endpoint: str) -> bool:
-    """Whether messages to this endpoint can be seen outside this machine."""
-    if not endpoint.startswith("tcp://"):
-        return False
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    if host == "localhost":
-        return False
-    try:
-        return not ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return True
+def is_encrypted(endpoint: str) -> bool:
+    """Whether both sides of a link over this endpoint use CURVE."""
+    return endpoint.startswith("tcp://")
 
 
 def curve_keys(secret: str, role: str) -> CurveKeys:

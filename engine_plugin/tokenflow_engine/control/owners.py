@@ -17,11 +17,11 @@ class Owner(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """A gateway's new process has said hello: streams of its earlier ones have nobody left."""
+    """Processes of a gateway have gone silent and a newer one is known: their streams have nobody left."""
 
     gateway_id: str
-    incarnation: str
-    """The new one."""
+    gone: tuple[str, ...]
+    """Their incarnations."""
 
 
 class Lost(NamedTuple):

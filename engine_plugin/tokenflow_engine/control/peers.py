@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 from dataclasses import dataclass
+from typing import Literal
 
 from tokenflow_engine.control.owners import Owner
 from tokenflow_engine.protocol import LINK_TIMEOUT_S, PROTOCOL_VERSION, Hello, Refused
@@ -14,6 +15,9 @@ from tokenflow_engine.protocol import LINK_TIMEOUT_S, PROTOCOL_VERSION, Hello, R
 __all__ = ["Peers"]
 
 _MAX_REMEMBERED = 1024
+_MAX_INCARNATIONS = 8
+
+_Silence = Literal["no", "yes", "reported"]
 
 
 @dataclass(slots=True)
@@ -30,7 +34,7 @@ class Peers:
         self._secret = secret.encode()
         self._by_identity: dict[bytes, _Peer] = {}
         self._by_owner: dict[Owner, _Peer] = {}
-        self._incarnations: dict[str, list[str]] = {}
+        self._incarnations: dict[str, dict[str, _Silence]] = {}
         """Processes of each gateway in the order of their first hello; outlives their connections."""
 
     def admit(self, identity: bytes, hello: Hello, *, now: float) -> Refused | None:
@@ -39,19 +43,20 @@ class Peers:
         if refusal is not None:
             return refusal
         owner = Owner(hello.gateway_id, hello.incarnation)
-        self._drop_gateway(hello.gateway_id)
+        before = self._by_identity.get(identity)
+        for replaced in {owner} if before is None else {owner, before.owner}:
+            self.forget(replaced)
         peer = _Peer(owner, identity, now)
         self._by_identity[identity] = self._by_owner[owner] = peer
+        self._remember(owner)
         return None
 
-    def succeeds_another(self, owner: Owner) -> bool:
-        """Whether this welcome gateway is a new process of one known before. True once per process."""
-        known = self._incarnations.pop(owner.gateway_id, [])
-        is_new = owner.incarnation not in known
-        self._incarnations[owner.gateway_id] = [*known, owner.incarnation][-8:] if is_new else known
-        if len(self._incarnations) > _MAX_REMEMBERED:
-            del self._incarnations[next(iter(self._incarnations))]
-        return is_new and bool(known)
+    def newly_gone(self, gateway_id: str) -> tuple[str, ...]:
+        """Incarnations that went silent and have a newer one, each told once a silence."""
+        known = self._incarnations.get(gateway_id, {})
+        gone = tuple(incarnation for incarnation in list(known)[:-1] if known[incarnation] == "yes")
+        known.update(dict.fromkeys(gone, "reported"))
+        return gone
 
     def hear(self, identity: bytes, *, now: float) -> Owner | None:
         """The gateway behind a connection, alive at `now`; None if it has not said hello."""
@@ -72,10 +77,28 @@ class Peers:
 
     def drop_silent(self, now: float) -> list[Owner]:
         """Forget connections that said nothing for `LINK_TIMEOUT_S`; their streams are not touched."""
-        silent = [p for p in self._by_identity.values() if now - p.heard_at > LINK_TIMEOUT_S]
-        for peer in silent:
-            self._drop(peer)
-        return [peer.owner for peer in silent]
+        silent = [p.owner for p in self._by_identity.values() if now - p.heard_at > LINK_TIMEOUT_S]
+        for owner in silent:
+            self.forget(owner)
+            self._incarnations.setdefault(owner.gateway_id, {})[owner.incarnation] = "yes"
+        return silent
+
+    def forget(self, owner: Owner) -> None:
+        """Drop this process's connection, if there is one: it has to say hello again."""
+        peer = self._by_owner.pop(owner, None)
+        if peer is not None:
+            self._by_identity.pop(peer.identity, None)
+
+    def _remember(self, owner: Owner) -> None:
+        """Enter a process as heard of; its place among its gateway's processes stays the first it had."""
+        known = self._incarnations.pop(owner.gateway_id, {})
+        known[owner.incarnation] = "no"
+        self._incarnations[owner.gateway_id] = known
+        away = [i for i in known if Owner(owner.gateway_id, i) not in self._by_owner]
+        for incarnation in away[: max(0, len(known) - _MAX_INCARNATIONS)]:
+            del known[incarnation]
+        if len(self._incarnations) > _MAX_REMEMBERED:
+            del self._incarnations[next(iter(self._incarnations))]
 
     def _objection(self, hello: Hello) -> Refused | None:
         if not hmac.compare_digest(hello.secret.encode(), self._secret):
@@ -87,18 +110,4 @@ class Peers:
                 "install the same release of tokenflow-serving on both sides"
             )
             return Refused(code="bad_version", reason=reason)
-        if hello.incarnation in self._incarnations.get(hello.gateway_id, [])[:-1]:
-            reason = (
-                f"a newer process has taken over the gateway id {hello.gateway_id!r}: "
-                "stop one of them, or give each gateway its own id"
-            )
-            return Refused(code="bad_message", reason=reason)
         return None
-
-    def _drop_gateway(self, gateway_id: str) -> None:
-        for peer in [p for p in self._by_identity.values() if p.owner.gateway_id == gateway_id]:
-            self._drop(peer)
-
-    def _drop(self, peer: _Peer) -> None:
-        self._by_identity.pop(peer.identity, None)
-        self._by_owner.pop(peer.owner, None)

@@ -14,11 +14,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TextIO
 
 import msgspec
 import zmq
 
-from tokenflow_engine.control.endpoint import curve_keys, leaves_machine
+from tokenflow_engine.control.claim import claim
+from tokenflow_engine.control.endpoint import curve_keys, is_encrypted
+from tokenflow_engine.control.handshakes import HandshakeMonitor
 from tokenflow_engine.control.outbox import Outbox
 from tokenflow_engine.control.owners import Confirmation, Delivery, Lost, Owner, Replaced, Update
 from tokenflow_engine.control.peers import Peers
@@ -48,6 +51,10 @@ _ACTIVE_FOR_S = 1.0
 _AFTER_ERROR_S = 0.05
 _MAX_FRAMES = 256
 _MAX_QUEUED_MESSAGES = 100_000
+_MAX_INBOX = 100_000
+"""What may wait for the scheduler; a gateway that sends more is cut off until there is room again."""
+_MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+"""Thirty thousand readings in one batch; a peer that sends more loses its connection."""
 
 _Posted = tuple[Sequence[Update], bool] | Confirmation
 
@@ -87,17 +94,25 @@ class LinkServer:
         self._active_until = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._zap: zmq.Socket[bytes] | None = None
+        self._handshakes: HandshakeMonitor | None = None
+        self._claim: TextIO | None = None
         self._socket = self._context.socket(zmq.ROUTER)
         self._thread = threading.Thread(target=self._run, name="tokenflow-link", daemon=True)
 
     # ---- any thread -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Bind and serve. Raises `zmq.ZMQError` where the endpoint cannot be bound; nothing runs then."""
+        """Bind and serve. Nothing runs after an error.
+
+        Raises `EndpointError` if another engine listens there, or where a socket's directory cannot be used,
+        and `zmq.ZMQError` where the endpoint cannot be bound.
+        """
         try:
+            self._claim = claim(self.endpoint)
             self._bind()
-        except zmq.ZMQError:
+        except BaseException:
             self._context.destroy(linger=0)
+            self._release()
             raise
         self._thread.start()
 
@@ -106,8 +121,13 @@ class LinkServer:
         self._closing = True
         self._wakeup.ring()
         self._thread.join()
+        self._release()
+
+    def _release(self) -> None:
         self._wakeup.close()
         self.for_scheduler.close()
+        if self._claim is not None:
+            self._claim.close()
 
     # ---- the scheduler thread ---------------------------------------------------------------------
 
@@ -138,7 +158,8 @@ class LinkServer:
         self._socket.linger = 0
         self._socket.router_handover = True
         self._socket.sndhwm = self._socket.rcvhwm = _MAX_QUEUED_MESSAGES
-        if leaves_machine(self.endpoint):
+        self._socket.maxmsgsize = _MAX_MESSAGE_BYTES
+        if is_encrypted(self.endpoint):
             self._encrypt()
         self._socket.bind(self.endpoint)
         bound = self._socket.last_endpoint  # names the port where the endpoint left it open
@@ -152,12 +173,12 @@ class LinkServer:
         self._zap.bind(ZAP_ENDPOINT)
         self._socket.curve_secretkey, self._socket.curve_publickey = keys.secret, keys.public
         self._socket.curve_server = True
+        self._handshakes = HandshakeMonitor(self._socket)
 
     def _run(self) -> None:
         poller = zmq.Poller()
-        for source in (self._socket, self._wakeup.fileno(), self._zap):
-            if source is not None:
-                poller.register(source, zmq.POLLIN)
+        for source in self._sources():
+            poller.register(source, zmq.POLLIN)
         while not self._closing:
             try:
                 poller.poll(self._timeout_ms())
@@ -166,6 +187,11 @@ class LinkServer:
                 self._failures.log(_logger, "turn", "TokenFlow link: an error was caught", exc_info=True)
                 time.sleep(_AFTER_ERROR_S)
         self._context.destroy(linger=0)
+
+    def _sources(self) -> list[zmq.Socket[bytes] | int]:
+        handshakes = None if self._handshakes is None else self._handshakes.socket
+        sources = (self._socket, self._wakeup.fileno(), self._zap, handshakes)
+        return [source for source in sources if source is not None]
 
     def _timeout_ms(self) -> int:
         now = self._clock()
@@ -177,14 +203,23 @@ class LinkServer:
     def _turn(self) -> None:
         now = self._clock()
         self._wakeup.clear()
-        if self._zap is not None and self._zap.poll(0):
-            answer_zap(self._zap, client_key=curve_keys(self._secret, "gateway").public)
+        self._answer_handshakes()
         self._read_frames(now)
         self._collect(now)
         for owner, message in self._outbox.take_due(now=now, at=time.time()):
             self._send_to(owner, message)
         if now >= self._stats_due:
             self._beat(now)
+
+    def _answer_handshakes(self) -> None:
+        if self._zap is not None and self._zap.poll(0):
+            answer_zap(self._zap, client_key=curve_keys(self._secret, "gateway").public)
+        if self._handshakes is not None and self._handshakes.failures():
+            line = (
+                f"TokenFlow link: refused a peer at {self.endpoint}: it does not hold this engine's secret; "
+                "give both sides the same TOKENFLOW_LINK_SECRET"
+            )
+            self._refusals.log(_logger, "handshake", line)
 
     def _read_frames(self, now: float) -> None:
         for _ in range(_MAX_FRAMES):
@@ -206,7 +241,11 @@ class LinkServer:
         owner = self._peers.hear(identity, now=now)
         if owner is None:
             self._send(identity, Refused(code="hello_required", reason="say hello first"))
-        elif not isinstance(message, Ping):
+        elif isinstance(message, Ping):
+            return
+        elif self._is_full:
+            self._cut_off(owner)
+        else:
             self._deliver(Delivery(owner, message))
 
     def _greet(self, identity: bytes, hello: Hello, now: float) -> None:
@@ -215,15 +254,34 @@ class LinkServer:
             self._refuse(identity, refusal, sender=f"gateway {hello.gateway_id!r}")
             return
         owner = Owner(hello.gateway_id, hello.incarnation)
+        if self._is_full:
+            self._cut_off(owner)
+            return
         _logger.info("TokenFlow link: gateway %r is connected", hello.gateway_id)
-        if self._peers.succeeds_another(owner):
-            self._deliver(Delivery(owner, Replaced(*owner)))
+        self._deliver_replaced(owner)
         self._send(identity, self._welcome)
 
     def _refuse(self, identity: bytes, refusal: Refused, *, sender: str) -> None:
         line = f"TokenFlow link: refused {sender} ({refusal.code}): {refusal.reason}"
         self._refusals.log(_logger, f"{sender} {refusal.code}", line)
         self._send(identity, refusal)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._inbox) >= _MAX_INBOX
+
+    def _cut_off(self, owner: Owner) -> None:
+        """No answers, no statistics: to this gateway the link is down until a hello of it finds room."""
+        self._peers.forget(owner)
+        line = f"TokenFlow link: the scheduler takes nothing in; gateway {owner.gateway_id!r} is cut off"
+        self._failures.log(_logger, "full", line)
+
+    def _deliver_replaced(self, owner: Owner) -> None:
+        gone = self._peers.newly_gone(owner.gateway_id)
+        if gone:
+            line = "TokenFlow link: an older process of gateway %r is gone: what it left running is aborted"
+            _logger.info(line, owner.gateway_id)
+            self._deliver(Delivery(owner, Replaced(owner.gateway_id, gone)))
 
     def _deliver(self, delivery: Delivery) -> None:
         self._inbox.append(delivery)
@@ -248,8 +306,9 @@ class LinkServer:
     def _beat(self, now: float) -> None:
         self._stats_due = now + _STATS_EVERY_S
         for owner in self._peers.drop_silent(now):
-            self._deliver(Delivery(owner, Lost()))
             _logger.warning("TokenFlow link: gateway %r has gone silent; its streams go on", owner.gateway_id)
+            self._deliver(Delivery(owner, Lost()))
+            self._deliver_replaced(owner)
         stats = msgspec.structs.replace(self.stats, hook_errors=self._hook_errors())
         for identity in self._peers.identities():
             self._send(identity, stats)

@@ -133,7 +133,7 @@ class StreamBook:
         return list(stream.live)
 
     def replaced(self, gateway: Replaced, *, now: float) -> list[str]:
-        """The requests to abort because the process that opened them is gone."""
+        """The requests to abort because the processes that opened them are gone."""
         orphans = {s.rid: s.owner for s in self._streams.values() if _is_orphan(s, gateway)}
         return [
             part
@@ -189,7 +189,7 @@ class StreamBook:
         stream.ended += part.counts_as_part
         stream.ended_tokens += part.generated
         stream.any_aborted |= aborted
-        if stream.is_over or (stream.closing and not stream.live):
+        if not stream.live:  # forgotten in a minute, whether or not its other parts ever arrive
             stream.over_at = now
             self._over[stream.rid] = stream
         self._tell(stream, urgent=True)
@@ -205,7 +205,7 @@ class StreamBook:
             self._confirm(stream)
 
     def forget_old(self, now: float) -> None:
-        """Drop streams that have been over for a minute, oldest first when there are too many."""
+        """Drop streams without requests for a minute, oldest first when there are too many."""
         while self._over:
             rid, stream = next(iter(self._over.items()))
             assert stream.over_at is not None
@@ -303,5 +303,5 @@ def _is_orphan(stream: _Stream, gateway: Replaced) -> bool:
         not stream.is_over
         and owner is not None
         and owner.gateway_id == gateway.gateway_id
-        and owner.incarnation != gateway.incarnation
+        and owner.incarnation in gateway.gone
     )

@@ -46,6 +46,7 @@ def attach(scheduler: Any, view: SchedulerView) -> Attachment | None:
             error,
         )
         return None
+    view.wake_for(server.for_scheduler)
     _logger.info("TokenFlow: listening for gateways at %s", server.endpoint)
     return Attachment(view=view, server=server)
 
@@ -73,8 +74,6 @@ def _serve(scheduler: Any, endpoint: str) -> LinkServer:
         hook_errors=errors_caught,
     )
     server.start()
-    if scheduler.idle_sleeper is not None:
-        scheduler.idle_sleeper.poller.register(server.for_scheduler.fileno(), zmq.POLLIN)
     return server
 
 

@@ -42,6 +42,15 @@ class Attachment:
         self._book = StreamBook()
         self._stats_due = self._counts_due = self._reconcile_due = self._abort_again_due = 0.0
 
+    def detach(self) -> None:
+        """Close the link for good; to gateways the plugin has gone silent."""
+        self._view.stop_waking_for(self._server.for_scheduler)
+        self._server.close()
+
+    def hush(self) -> None:
+        """After a failed `exchange`: do not wake an idle scheduler for it again at once."""
+        self._server.for_scheduler.clear()
+
     # ---- once a step ------------------------------------------------------------------------------
 
     def exchange(self, received: list[Any]) -> TokenFlowLinkReq | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import cycle, repeat
 from typing import Any
 
 from tokenflow_engine.control.ratelimit import Occasionally
@@ -17,7 +18,7 @@ _caught = 0
 
 
 class InjectedFault(RuntimeError):
-    """Raised in the hooks named by ``TOKENFLOW_FAULT`` (comma-separated; ``all``), to test the guard."""
+    """Raised in the hooks named by ``TOKENFLOW_FAULT`` (comma-separated), to test the guard."""
 
 
 def errors_caught() -> int:
@@ -25,23 +26,33 @@ def errors_caught() -> int:
     return _caught
 
 
-def guarded(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def guarded(
+    name: str, *, on_failure: Callable[[str, int], None] | None = None
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a BEFORE or AFTER hook: what it raises is counted and logged, and the engine goes on as stock.
 
     A hook that failed returns None, which for both kinds means "leave the engine's own behaviour".
+    `on_failure` is told the hook's name and how many of its calls in a row have failed; it must not raise.
     """
 
     def decorate(hook: Callable[..., Any]) -> Callable[..., Any]:
-        is_faulty = _is_faulty(name)
+        strikes = _strikes(name)
+        failed_in_a_row = 0
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal failed_in_a_row
             try:
-                if is_faulty:
+                if next(strikes):
                     raise InjectedFault(f"TOKENFLOW_FAULT is set for {name!r}")
-                return hook(*args, **kwargs)
+                result = hook(*args, **kwargs)
             except Exception:  # noqa: BLE001 - an exception that leaves a hook kills the server
+                failed_in_a_row += 1
                 _record(name)
+                if on_failure is not None:
+                    on_failure(name, failed_in_a_row)
                 return None
+            failed_in_a_row = 0
+            return result
 
         return run
 
@@ -55,6 +66,9 @@ def _record(name: str) -> None:
     _log.log(_logger, name, line, exc_info=True)
 
 
-def _is_faulty(name: str) -> bool:
+def _strikes(name: str) -> Iterator[bool]:
+    """Which calls of a hook are to fail: each if it is named (or ``all``), every second for ``name/2``."""
     faults = os.environ.get("TOKENFLOW_FAULT", "").split(",")
-    return name in faults or "all" in faults
+    if name in faults or "all" in faults:
+        return repeat(True)
+    return cycle([True, False]) if f"{name}/2" in faults else repeat(False)

@@ -15,10 +15,14 @@ from tokenflow_engine.sglang import cpu_compat
 __all__ = ["main"]
 
 _CPU_MARK = "TOKENFLOW_CPU_COMPAT"
+_CRASH_DIAGNOSTICS = ("SGLANG_PYSPY_DUMP_BEFORE_CRASH", "SGLANG_CUDA_COREDUMP_BEFORE_CRASH")
+"""SGLang's, on by default: each keeps clients of a dead engine waiting, five seconds at the least."""
 
 
 def main(arguments: list[str]) -> None:
     """Run the server until it is stopped; `arguments` are SGLang's own."""
+    for name in _CRASH_DIAGNOSTICS:
+        os.environ.setdefault(name, "0")
     if cpu_compat.is_cpu_run(arguments):
         os.environ[_CPU_MARK] = "1"
         cpu_compat.install()

@@ -1,4 +1,4 @@
-"""The scheduler as the plugin sees it: what is alive in it, how full it is. Only `abort` changes anything."""
+"""The scheduler as the plugin sees it: what is alive in it, how full it is, how to abort and to wake it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import zmq
 from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
 
+from tokenflow_engine.control.wakeup import Wakeup
 from tokenflow_engine.protocol import EngineStats
 
 __all__ = ["SchedulerView", "generate_requests"]
@@ -43,6 +45,16 @@ class SchedulerView:
         finally:
             for req in namesakes:
                 req.rid = req.rid[1:]
+
+    def wake_for(self, bell: Wakeup) -> None:
+        """Have an idle scheduler wake up when this rings."""
+        if self._scheduler.idle_sleeper is not None:
+            self._scheduler.idle_sleeper.poller.register(bell.fileno(), zmq.POLLIN)
+
+    def stop_waking_for(self, bell: Wakeup) -> None:
+        """Undo `wake_for`; must come before the bell is closed."""
+        if self._scheduler.idle_sleeper is not None:
+            self._scheduler.idle_sleeper.poller.unregister(bell.fileno())
 
     def stats(self, *, generated_total: int, now: float) -> EngineStats:
         """The engine as a whole at this moment; `now` is monotonic seconds."""

@@ -40,7 +40,7 @@ def table(checks: list[Check]) -> str:
     width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:
-        lines.append(f"{'ok' if check.advice is None else 'MISSING':<8} {check.name:<{width}}  {check.found}")
+        lines.append(f"{'ok' if check.advice is None else 'PROBLEM':<8} {check.name:<{width}}  {check.found}")
         if check.advice is not None:
             lines.append(f"{'':<8} {'':<{width}}  -> {check.advice}")
     return "\n".join(lines)

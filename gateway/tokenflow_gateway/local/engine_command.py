@@ -16,6 +16,8 @@ MIN_KV_TOKENS = 8_192
 MAX_KV_TOKENS = 32_768
 KV_SHARE_OF_MEMORY = 0.1
 BF16_BYTES = 2
+_QUIET = ["--log-level-http", "warning"]
+"""Health probes would otherwise write two lines a second into the engine's log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,7 @@ class EngineCommand:
         """The whole command; what `extra` says comes last and so wins."""
         base = [str(self.python), "-m", "tokenflow_engine.sglang.launch", "--model-path", self.model]
         name = ["--served-model-name", self.served_name] if self.served_name else []
-        place = ["--host", self.host, "--port", str(self.port)]
+        place = ["--host", self.host, "--port", str(self.port), *_QUIET]
         return [*base, *name, *place, *(self._cpu_options() if self.device == "cpu" else []), *self.extra]
 
     def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:

@@ -58,6 +58,7 @@ class Home:
         try:
             for directory in (self.models, self.downloads, self.logs):
                 directory.mkdir(parents=True, exist_ok=True)
+            self.logs.chmod(0o700)
         except OSError as error:
             raise SetupError(
                 f"{self.root} cannot be written ({error.strerror}): name another directory in TOKENFLOW_HOME"

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tokenflow_gateway.local.logfile import open_log
 from tokenflow_gateway.local.warden import warden_argv
 
 __all__ = ["Process", "Runner", "log_tail", "run_logged"]
@@ -28,7 +29,7 @@ class Process:
     ) -> None:
         self._grace_s = grace_s
         self._asked = False
-        with log.open("ab") as output:
+        with open_log(log) as output:
             self._popen = subprocess.Popen(
                 warden_argv(argv, grace_s=grace_s),
                 stdin=subprocess.DEVNULL,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenflow_gateway.local.errors import SetupError
+from tokenflow_gateway.local.logfile import open_log
 from tokenflow_gateway.local.process import Runner, log_tail
 from tokenflow_gateway.local.progress import Progress
 
@@ -51,9 +52,8 @@ def run_steps(steps: Sequence[Step], *, stamps: Path, log: Path, run: Runner, pr
 def run_command(title: str, argv: list[str], *, log: Path, run: Runner, progress: Progress) -> None:
     """Run one command as a stage. Raises `SetupError` with the reason found in its output."""
     with progress.stage(title) as stage:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a") as file:
-            file.write(f"$ {' '.join(argv)}\n")
+        with open_log(log) as file:
+            file.write(f"$ {' '.join(argv)}\n".encode())
         code = run(argv, log, stage.note)
     if code != 0:
         raise SetupError(_reason(title, log_tail(log, lines=40), log=log))

@@ -14,6 +14,7 @@ from tokenflow_gateway.local.checks import Place, check_machine, check_ports, re
 from tokenflow_gateway.local.engine_command import EngineCommand
 from tokenflow_gateway.local.home import Home
 from tokenflow_gateway.local.install import install
+from tokenflow_gateway.local.logfile import open_log
 from tokenflow_gateway.local.machine import Device, Machine
 from tokenflow_gateway.local.model import EMBEDDED_MODEL, resolve
 from tokenflow_gateway.local.probe import first_model
@@ -53,13 +54,14 @@ class Up:
 
     def prepare(self) -> None:
         """Check the machine and install; start nothing. Raises `SetupError`."""
-        signal.signal(signal.SIGTERM, _interrupt)
+        _obey_signals()
         require(check_machine(self._machine, home=self._home, device=self._device))
         self._install(further_stages=0)
 
     def run(self) -> None:
         """Everything, until a person ends it (returns) or it cannot go on (raises `SetupError`)."""
-        signal.signal(signal.SIGTERM, _interrupt)
+        _obey_signals()
+        resolve(self._options.model, home=self._home)  # a wrong name is said before a long installation
         require(check_machine(self._machine, home=self._home, device=self._device))
         require(check_ports(self._machine, self._places()))
         python, progress = self._install(further_stages=1)
@@ -99,7 +101,7 @@ class Up:
             name="engine",
             argv=command.argv(),
             environ=command.environ(os.environ),
-            log=self._new_log("engine.log"),
+            log=self._new_log(f"engine-{options.engine_port}.log"),
             ready_url=f"{self._engine_url}/ready",
             grace_s=ENGINE_GRACE_S[self._device],
         )
@@ -113,14 +115,14 @@ class Up:
         return Service(
             name="gateway",
             argv=argv,
-            log=self._new_log("gateway.log"),
+            log=self._new_log(f"gateway-{options.port}.log"),
             ready_url=f"{self._gateway_url}/health/ready",
             grace_s=GATEWAY_GRACE_S,
         )
 
     def _new_log(self, name: str) -> Path:
         log = self._home.logs / name
-        log.write_bytes(b"")
+        open_log(log, afresh=True).close()
         return log
 
     @property
@@ -148,6 +150,13 @@ class Up:
             except KeyboardInterrupt:
                 progress.say("\nStopping ...")
 
+    def _dashboard_hint(self) -> str:
+        """Beyond loopback the admin views, which the dashboard shows, want a token."""
+        if self._options.host in {"127.0.0.1", "::1", "localhost"}:
+            return ""
+        token = os.environ.get("TOKENFLOW_ADMIN_TOKEN")
+        return " (asks for the admin token)" if token else " (closed: set TOKENFLOW_ADMIN_TOKEN to open it)"
+
     def _welcome(self) -> str:
         base = self._gateway_url
         question = {
@@ -158,13 +167,19 @@ class Up:
         return (
             f"\nTokenFlow is ready.\n"
             f"  API        {base}/v1\n"
-            f"  Dashboard  {base}/dashboard\n"
+            f"  Dashboard  {base}/dashboard{self._dashboard_hint()}\n"
             f"  Logs       {self._home.logs}\n"
             f"Try it:\n"
             f"  curl -N {base}/v1/chat/completions -H 'Content-Type: application/json' "
             f"-d '{json.dumps(question)}'\n"
             f"Ctrl-C ends everything.\n"
         )
+
+
+def _obey_signals() -> None:
+    """Ctrl-C and SIGTERM end the run, also where a shell started it in the background, deaf to Ctrl-C."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGINT, _interrupt)
 
 
 def _interrupt(_signal: int, _frame: object) -> None:

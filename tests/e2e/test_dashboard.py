@@ -230,6 +230,13 @@ def test_asks_for_the_admin_token(page: Page, log: PageLog, server: AdminServer)
     assert log.not_about_loading() == []
 
 
+def test_a_gateway_that_shows_nobody_says_what_to_do(page: Page, server: AdminServer) -> None:
+    """There is no token to ask for: the gateway's own advice is shown instead, as text."""
+    server.closed = f"set TOKENFLOW_ADMIN_TOKEN {HOSTILE}"
+    expect(connection(page)).to_contain_text("set TOKENFLOW_ADMIN_TOKEN <img")
+    expect(page.locator("#token-form")).to_be_hidden()
+
+
 def test_empty_states_say_what_to_do(page: Page, log: PageLog, server: AdminServer) -> None:
     """Without a stream the page gives a command that opens one here; without an engine it says so."""
     server.streams = []

@@ -72,6 +72,8 @@ class AdminServer:
         self.streams: list[dict[str, Any]] = [stream()]
         self.total: int | None = None
         self.token: str | None = None
+        self.closed: str | None = None
+        """What a gateway says that shows its admin views to nobody."""
         self.status = 200
         self.at = 1_800_000_000.0
         self.answers = 0
@@ -117,5 +119,7 @@ class AdminServer:
         self.answers += 1
         given = request.headers.get("authorization")
         if self.token and given != f"Bearer {self.token}":
-            return JSONResponse({"error": "not for you"}, status_code=403 if given else 401)
+            return JSONResponse({"error": {"message": "not for you"}}, status_code=401)
+        if self.closed is not None:
+            return JSONResponse({"error": {"message": self.closed}}, status_code=403)
         return JSONResponse(content, status_code=self.status)

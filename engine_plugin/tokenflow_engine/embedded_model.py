@@ -38,8 +38,8 @@ def convert(source: Path, out: Path) -> None:
 def _set_sampling(defaults: Any) -> None:
     """For clients that set nothing: so small a model talks nonsense at temperature 1.
 
-    Asked for the capital of France it named Paris in 72 of 72 tries with these values, and in 15 of 24 with the
-    0.2 and 0.9 of its model card (which is for the weights before quantisation).
+    Asked for the capital of France it named Paris in 72 of 72 tries with these values, and in 15 of 24 with
+    the 0.2 and 0.9 of its model card (which is for the weights before quantisation).
     """
     defaults.do_sample, defaults.temperature, defaults.top_p = True, 0.2, 0.5
 

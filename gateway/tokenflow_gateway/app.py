@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 import httpx
@@ -35,10 +35,11 @@ from tokenflow_gateway.relay.relay import Relay
 from tokenflow_gateway.relay.stream import StreamTable
 from tokenflow_gateway.relay.upstream import Upstream
 
-__all__ = ["Gateway"]
+__all__ = ["Gateway", "kept_running"]
 
 _log = structlog.stdlib.get_logger("tokenflow.gateway")
 
+RESTART_AFTER_S = 1.0
 _HOST = re.compile(rb"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:\d+)?")
 _WRONG_HOST = (
     "this gateway listens on loopback and answers to loopback names only; "
@@ -132,7 +133,7 @@ class Gateway:
             await asyncio.gather(*(probe.probe() for probe in probes.values()))
             self._progress.on_change = lifecycle.feed.changed
             parts: list[HealthProbe | EngineLink | ReaderFeed] = [*probes.values(), *links, lifecycle.feed]
-            tasks = [asyncio.create_task(part.run()) for part in parts]
+            tasks = [asyncio.create_task(kept_running(part.run)) for part in parts]
             try:
                 yield
             finally:
@@ -179,9 +180,17 @@ def _endpoint(config: EngineConfig) -> str | None:
     return default_endpoint(url.port or (443 if url.scheme == "https" else 80))
 
 
+async def kept_running(run: Callable[[], Awaitable[None]]) -> None:
+    """Run a background part until cancelled: a fault of ours is logged in full, and the part begun anew."""
+    while True:
+        try:
+            await run()
+        except Exception:  # noqa: BLE001 - a probe or feed that died in silence would leave stale views
+            _log.exception("fault in a background task")
+        await asyncio.sleep(RESTART_AFTER_S)
+
+
 async def _cancelled(tasks: list[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
-    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(outcome, Exception):
-            _log.error("a background task had failed", error=repr(outcome))
+    await asyncio.gather(*tasks, return_exceptions=True)

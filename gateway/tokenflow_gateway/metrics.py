@@ -115,6 +115,11 @@ class _EngineCollector(Collector):
         ("tokenflow_engine_healthy", "1 if the engine answers its health probe.", lambda e: float(e.healthy)),
         ("tokenflow_engine_linked", "1 if the link to the engine's plugin is up.", lambda e: float(e.linked)),
         (
+            "tokenflow_engine_link_dropped",
+            "Messages its plugin was not sent because it did not read: should stay 0.",
+            lambda e: float(e.link_dropped),
+        ),
+        (
             "tokenflow_engine_streams",
             "Requests of this gateway on the engine.",
             lambda e: float(len(e.streams)),

@@ -141,6 +141,7 @@ async def test_a_linked_engine_is_shown_with_its_load(gateway: RunningGateway, e
         metrics = (await gateway.client.get("/metrics")).text
         assert 'tokenflow_engine_linked{engine="e"} 1.0' in metrics
         assert 'tokenflow_engine_running{engine="e"} 3.0' in metrics
+        assert 'tokenflow_engine_link_dropped{engine="e"} 0.0' in metrics
 
 
 async def test_an_unlinked_engine_shows_nulls_and_a_reason_and_serves(gateway: RunningGateway) -> None:

@@ -27,6 +27,8 @@ class Engine:
     welcome: Welcome | None = None
     """Set while the link to its plugin is up."""
     link_reason: str | None = NOT_CONNECTED
+    link_dropped: int = 0
+    """Messages not sent because the engine's plugin did not read."""
     stats: EngineStats | None = None
     streams: set[str] = field(default_factory=set)
     """`rid` of the streams placed here."""

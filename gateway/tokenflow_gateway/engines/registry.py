@@ -21,9 +21,6 @@ class EngineRegistry:
     def __iter__(self) -> Iterator[Engine]:
         return iter(self._engines)
 
-    def __len__(self) -> int:
-        return len(self._engines)
-
     def ready(self) -> list[Engine]:
         return [engine for engine in self._engines if engine.healthy]
 

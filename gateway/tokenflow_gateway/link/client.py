@@ -93,8 +93,6 @@ class EngineLink:
         self._context = context
         self._clock = clock
         self._socket: zmq.asyncio.Socket | None = None
-        self.dropped = 0
-        """Messages not sent because the engine did not read."""
 
     # ---- what streams call: never waits ----------------------------------------------------------
 
@@ -248,5 +246,5 @@ class EngineLink:
         outcome = cast("asyncio.Future[None]", self._socket.send(encode(message), zmq.DONTWAIT))
         if outcome.exception() is None:  # with DONTWAIT the future is done when it is returned
             return True
-        self.dropped += not isinstance(message, Hello)
+        self._engine.link_dropped += not isinstance(message, Hello)
         return False

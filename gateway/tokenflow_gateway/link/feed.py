@@ -48,8 +48,6 @@ class ReaderFeed:
         self._send = send
         self._changed: set[Stream] = set()
         self._wake = asyncio.Event()
-        self.sent = 0
-        """Readings sent since the start."""
 
     def changed(self, stream: Stream) -> None:
         """Something new is known of this stream's reader; never waits."""
@@ -83,8 +81,8 @@ class ReaderFeed:
             if stream.engine.linked and stream.end is None:
                 self._add(stream, batches[stream.engine])
         for engine, readings in batches.items():
-            if readings and self._send(engine, Consumption(readings=readings)):
-                self.sent += len(readings)
+            if readings:
+                self._send(engine, Consumption(readings=readings))
 
     def _add(self, stream: Stream, batch: list[Reading]) -> None:
         now = time.time()

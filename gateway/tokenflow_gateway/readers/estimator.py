@@ -15,7 +15,7 @@ from tokenflow_engine.protocol import Reader
 __all__ = ["Estimate", "Estimator", "Pace", "ReaderState", "Source"]
 
 ReaderState = Literal["reading", "stalled", "paused", "ahead"]
-Source = Literal["progress", "declared", "learned", "model"]
+Source = Literal["progress", "declared", "model"]
 
 PAUSE_EXPIRES_S = 15.0
 """A pause without any sign of life is over after this long."""

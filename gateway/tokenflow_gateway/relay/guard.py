@@ -64,7 +64,9 @@ class RequestGuard:
         if self._timer is not None:
             self._timer.cancel()
         self._watcher.cancel()
-        if self._interrupt is not None and kind is asyncio.CancelledError and self._task.uncancel() == 0:
+        ours = self._interrupt is not None and kind is asyncio.CancelledError and self._task.uncancel() == 0
+        await asyncio.wait((self._watcher,))
+        if ours and self._interrupt is not None:
             raise self._interrupt from error
 
     async def _watch_client(self) -> None:

@@ -29,7 +29,10 @@ from tokenflow_gateway.lifecycle import Lifecycle
 from tokenflow_gateway.link.client import EngineLink, LinkIdentity
 from tokenflow_gateway.link.feed import ReaderFeed
 from tokenflow_gateway.metrics import Metrics
+from tokenflow_gateway.readers.connection import ConnectionSweep
+from tokenflow_gateway.readers.learned import LearnedRates
 from tokenflow_gateway.readers.progress import Capabilities
+from tokenflow_gateway.readers.registry import ReaderRegistry
 from tokenflow_gateway.relay.errors import error_body
 from tokenflow_gateway.relay.relay import Relay
 from tokenflow_gateway.relay.stream import StreamTable
@@ -57,7 +60,11 @@ class Gateway:
         self.registry = EngineRegistry([Engine(config) for config in settings.engines])
         self.metrics.watch(self.registry, self.streams)
         self._capabilities = Capabilities(os.urandom(32))
-        self._progress = ProgressRoute(self.streams, self._capabilities, self.metrics)
+        self.readers = ReaderRegistry(
+            learned=LearnedRates(key=os.urandom(32)) if settings.learn_rates else None,
+            count=self.metrics.reader_looked_at,
+        )
+        self._progress = ProgressRoute(self.streams, self.readers, self._capabilities, self.metrics)
         self._control: ASGIApp = control_app(settings, self.registry, self.streams, self.metrics, stopping)
         self._public: ASGIApp = self._dispatch
         if settings.cors_origins:
@@ -116,7 +123,7 @@ class Gateway:
         """Everything that lives as long as the gateway: connections, health probes and links."""
         timeouts = self.settings.timeouts
         upstream = Upstream(connect_s=timeouts.connect_s)
-        lifecycle = Lifecycle(self.streams, self.metrics, upstream)
+        lifecycle = Lifecycle(self.streams, self.readers, self.metrics, upstream)
         context = zmq.asyncio.Context()
         async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as probe_client:
             probes = {engine: HealthProbe(engine, probe_client) for engine in self.registry}
@@ -124,6 +131,7 @@ class Gateway:
             self._relay = Relay(
                 settings=self.settings,
                 registry=self.registry,
+                readers=self.readers,
                 upstream=upstream,
                 lifecycle=lifecycle,
                 metrics=self.metrics,
@@ -131,8 +139,14 @@ class Gateway:
                 on_engine_failure=lambda engine: probes[engine].suspect(),
             )
             await asyncio.gather(*(probe.probe() for probe in probes.values()))
-            self._progress.on_change = lifecycle.feed.changed
-            parts: list[HealthProbe | EngineLink | ReaderFeed] = [*probes.values(), *links, lifecycle.feed]
+            self._progress.on_change = lifecycle.reader_changed
+            sweep = ConnectionSweep(self.streams, lifecycle.reader_changed)
+            parts: list[HealthProbe | EngineLink | ReaderFeed | ConnectionSweep] = [
+                *probes.values(),
+                *links,
+                lifecycle.feed,
+                sweep,
+            ]
             tasks = [asyncio.create_task(kept_running(part.run)) for part in parts]
             try:
                 yield

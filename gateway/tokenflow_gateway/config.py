@@ -24,7 +24,15 @@ from pydantic_settings import (
     SettingsError,
 )
 
-__all__ = ["ConfigError", "EngineConfig", "Settings", "Timeouts", "is_loopback", "load_settings"]
+__all__ = [
+    "ConfigError",
+    "DeliverySettings",
+    "EngineConfig",
+    "Settings",
+    "Timeouts",
+    "is_loopback",
+    "load_settings",
+]
 
 
 _FILE = "_file"
@@ -109,6 +117,19 @@ class Timeouts(BaseModel):
     """Between two reads of an answer that has begun."""
 
 
+class DeliverySettings(BaseModel):
+    """What happens while a client takes a stream more slowly than its engine gives it; docs/delivery.md."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_buffered_bytes: int = Field(default=256 * 1024, gt=0)
+    """What one stream may have waiting for its client; the engine is not read any further then."""
+    at_cap: Literal["hold", "abort"] = "hold"
+    """``hold``: wait for the client, and the engine with it; ``abort``: end the stream, free the engine."""
+    max_hold_s: float = Field(default=600.0, gt=0)
+    """A client that takes nothing at all for this long is given up."""
+
+
 class Settings(BaseSettings):
     """Everything the gateway can be told."""
 
@@ -126,10 +147,15 @@ class Settings(BaseSettings):
     link_secret: SecretStr | None = None
     """Shared with the engines' plugins; by default the one this user's engines use on this machine."""
     timeouts: Timeouts = Timeouts()
+    delivery: DeliverySettings = DeliverySettings()
     max_body_bytes: int = Field(default=32 * 1024 * 1024, gt=0)
     """Largest request body; larger ones get 413."""
     max_event_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
     """Largest single event of an engine's stream."""
+    user_header: str = Field(default="X-TokenFlow-User", pattern=r"^[A-Za-z0-9-]{1,100}$")
+    """Names the reader of a request, for `learn_rates`; without it the body's `user` does."""
+    learn_rates: bool = True
+    """Remember how fast each reader reads, for the next stream; in memory, under a keyed hash of the name."""
     cors_origins: tuple[str, ...] = ()
     """Web origins whose pages may call the API, such as ``https://chat.example``; ``*`` for any."""
     shutdown_grace_s: int = Field(default=30, ge=0, le=86_400)

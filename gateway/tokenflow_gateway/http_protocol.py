@@ -6,6 +6,9 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tokenflow_gateway.readers.transport import SocketMeter
+from tokenflow_gateway.relay.exchange import CONNECTION
+
 __all__ = ["HEAD_TIMEOUT_S", "MAX_HEAD_BYTES", "BoundedHttpProtocol"]
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -30,6 +33,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.meter = SocketMeter.of(transport)
         self._deaf = False
         self._in_head = True
         self._head_bytes = 0
@@ -49,6 +53,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.transport.write(_TOO_LARGE)
             self.transport.close()
 
+    # ---- for the relay: see `relay.exchange.ClientConnection` -----------------------------------
+
+    @property
+    def writable(self) -> bool:
+        return not self.flow.write_paused
+
+    def abort(self) -> None:
+        self.transport.abort()
+
     # ---- callbacks of the parser -----------------------------------------------------------------
 
     def on_message_begin(self) -> None:
@@ -57,6 +70,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
             return
         super().on_message_begin()
+        self.scope.setdefault("extensions", {})[CONNECTION] = self  # type: ignore[assignment]
         self._in_head = True
         if self._head_timer is None:
             self._expect_head()

@@ -20,6 +20,7 @@ from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.link.client import EngineLink
 from tokenflow_gateway.link.feed import ReaderFeed
 from tokenflow_gateway.metrics import Metrics
+from tokenflow_gateway.readers.registry import ReaderRegistry
 from tokenflow_gateway.relay.errors import RelayError
 from tokenflow_gateway.relay.stream import End, Stream, StreamTable
 from tokenflow_gateway.relay.upstream import Upstream
@@ -39,14 +40,17 @@ class Lifecycle:
     by the closed connection.
     """
 
-    def __init__(self, streams: StreamTable, metrics: Metrics, upstream: Upstream) -> None:
+    def __init__(
+        self, streams: StreamTable, readers: ReaderRegistry, metrics: Metrics, upstream: Upstream
+    ) -> None:
         self.streams = streams
+        self._readers = readers
         self._metrics = metrics
         self._upstream = upstream
         self._links: dict[str, EngineLink] = {}
         self._closing: dict[str, tuple[float, asyncio.TimerHandle]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self.feed = ReaderFeed(streams, self._send_readings)
+        self.feed = ReaderFeed(streams, readers, self._send_readings)
 
     def attach(self, engine: Engine, link: EngineLink) -> None:
         self._links[engine.name] = link
@@ -64,11 +68,19 @@ class Lifecycle:
         """The request is over for the client, for whatever reason; the engine is told."""
         stream.end = end
         self._metrics.stream_ended(stream, end)
+        if stream.streaming:
+            self._readers.ended(stream.rid, stream.reader, now=time.monotonic())
         link = self._links.get(stream.engine.name)
         if link is not None and link.closed(stream.rid, end):
             self._await_confirmation(stream)
         else:
             self._close_without_link(stream)
+
+    def reader_changed(self, stream: Stream) -> None:
+        """Something new is known of a stream's reader."""
+        self.feed.changed(stream)
+        if stream.on_reader_change is not None:
+            stream.on_reader_change()
 
     async def aclose(self) -> None:
         """Let go of everything that is still waited for."""

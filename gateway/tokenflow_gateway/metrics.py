@@ -1,18 +1,22 @@
 """Prometheus metrics: nothing is done per token.
 
-Counters are written once when a stream ends, gauges are read when scraped.
+Counters are written once when a stream ends, those of readers at each look at one (four times a second, at
+reports and at the end); gauges are read when scraped.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from tokenflow_gateway.engines.engine import Engine
+from tokenflow_gateway.readers.estimator import Source
+from tokenflow_gateway.readers.tally import Look
 from tokenflow_gateway.relay.stream import End, Stream
 
 __all__ = ["Metrics"]
@@ -75,6 +79,8 @@ class Metrics:
             buckets=(0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128),
             registry=self.registry,
         )
+        self._readers = _ReaderTotals()
+        self.registry.register(self._readers)
         self.aborts = Counter(
             "tokenflow_aborts",
             "Requests ended before the engine was done: confirmed gone over the link, not confirmed in time, "
@@ -102,6 +108,9 @@ class Metrics:
         self.prompt_tokens.labels(engine).inc(stream.prompt_tokens or 0)
         if stream.ttft_s is not None:
             self.ttft.labels(engine).observe(stream.ttft_s)
+
+    def reader_looked_at(self, source: Source, look: Look) -> None:
+        self._readers.add(source, look)
 
     def abort_confirmed(self, after_s: float) -> None:
         self.aborts.labels("confirmed").inc()
@@ -149,6 +158,45 @@ class _EngineCollector(Collector):
             for engine in self._engines:
                 if engine.linked and engine.stats is not None:
                     family.add_metric([engine.name], float(getattr(engine.stats, field)))
+            yield family
+
+
+class _ReaderTotals(Collector):
+    """Counters of what readers did, by the evidence it rests on: plain sums, as they are added to often."""
+
+    _COUNTERS = (
+        ("tokenflow_reader_pauses", "Pauses of readers, but for those over within a quarter of a second."),
+        (
+            "tokenflow_reader_stalls",
+            "Times a reader was found waiting for more text, after the first token and before the last "
+            "(looked for four times a second).",
+        ),
+        (
+            "tokenflow_reader_stall_seconds",
+            "Seconds readers waited so; a single wait to about an eighth of a second.",
+        ),
+        (
+            "tokenflow_consumed_tokens",
+            "Tokens of streams that were read (estimate). What is read after the end of an answer is counted "
+            "when it is reported, and else five minutes after the end.",
+        ),
+    )
+
+    def __init__(self) -> None:
+        self._sums: dict[Source, list[float]] = {source: [0.0] * 4 for source in get_args(Source)}
+
+    def add(self, source: Source, look: Look) -> None:
+        sums = self._sums[source]
+        sums[0] += look.pauses
+        sums[1] += look.stalls
+        sums[2] += look.stall_s
+        sums[3] += look.consumed
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        for index, (name, text) in enumerate(self._COUNTERS):
+            family = CounterMetricFamily(name, text, labels=["source"])
+            for source, sums in self._sums.items():
+                family.add_metric([source], sums[index])
             yield family
 
 

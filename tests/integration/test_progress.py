@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from support import scenarios
 from support.gateway import RunningGateway, eventually, running_gateway
 from support.replay_engine import ReplayEngine
 from support.transcripts import load
+from tokenflow_gateway.readers import registry
 
 CHAT = "/v1/chat/completions"
 STREAM = load("chat_stream_length")
@@ -55,10 +58,12 @@ class Open:
 
 
 @asynccontextmanager
-async def open_stream(gateway: RunningGateway, engine: ReplayEngine, **headers: str) -> AsyncIterator[Open]:
+async def open_stream(
+    gateway: RunningGateway, engine: ReplayEngine, *, user: str | None = None, **headers: str
+) -> AsyncIterator[Open]:
     end = asyncio.Event()
     engine.scripts["held"] = scenarios.replay(STREAM, gates={len(STREAM.reads) - 1: end})
-    body = {"model": "held", "stream": True, "messages": []}
+    body = {"model": "held", "stream": True, "messages": [], **({"user": user} if user else {})}
     async with gateway.client.stream("POST", CHAT, json=body, headers=headers) as answer:
         rid, _, capability = answer.headers["x-tokenflow-stream"].partition(".")
         reads = answer.aiter_raw()
@@ -94,6 +99,7 @@ async def test_a_report_moves_the_reader(gateway: RunningGateway, engine: Replay
             "consumed": 6.0,
             "delivered": stream.delivered,
             "state": "paused",
+            "open": True,
         }
         shown = await stream.view()
         assert (shown["source"], shown["reader_state"], shown["consumed"]) == ("progress", "paused", 6.0)
@@ -150,11 +156,115 @@ async def test_a_wrong_capability_changes_nothing(
     assert gateway.metric("tokenflow_progress_requests_total", outcome="refused_403") == 1
 
 
-async def test_a_stream_that_is_over_is_404(gateway: RunningGateway, engine: ReplayEngine) -> None:
+async def test_a_reader_reads_on_after_the_end(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    async with open_stream(gateway, engine, **{"x-tokenflow-rate": "0.5"}) as stream:
+        pass
+    await gateway.everything_released()
+    answer = await stream.send({"seq": 0, "tokens": 5, "paused": True})
+    assert answer.status_code == 200
+    said = answer.json()
+    assert (said["open"], said["consumed"], said["state"]) == (False, 5.0, "paused")
+    assert (await stream.send({"seq": 1, "tokens": 9}, capability="forged")).status_code == 403
+    assert gateway.metric("tokenflow_estimator_error_tokens_count") == 1
+
+
+async def test_a_stream_that_ended_long_ago_is_404(
+    gateway: RunningGateway, engine: ReplayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "GRACE_S", 0.0)
     async with open_stream(gateway, engine) as stream:
         pass
     await gateway.everything_released()
     assert (await stream.send({"seq": 0, "tokens": 1})).status_code == 404
+
+
+SLOW_READING = (
+    {"seq": 0, "age_ms": 30_000, "tokens": 0},
+    {"seq": 1, "age_ms": 10_000, "tokens": 6},
+)
+"""Reports of a reader at 0.3 tokens a second, over 20 s."""
+
+
+async def test_a_reader_who_comes_back_is_known(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    ann, bob = {"x-tokenflow-user": "ann"}, {"x-tokenflow-user": "bob"}
+    async with open_stream(gateway, engine, **ann) as stream:
+        before = await stream.view()
+        assert before["source"] == "model"
+        await stream.send(*SLOW_READING)
+    async with open_stream(gateway, engine, **ann) as stream:
+        known = await stream.view()
+        assert known["source"] == "learned"
+        assert known["rate"] < before["rate"] / 2
+        assert known["rate_high"] / known["rate_low"] < before["rate_high"] / before["rate_low"]
+    async with open_stream(gateway, engine, **bob) as stream:
+        assert (await stream.view())["source"] == "model"
+
+
+async def test_what_is_reported_after_the_end_is_learned_from(
+    gateway: RunningGateway, engine: ReplayEngine
+) -> None:
+    async with open_stream(gateway, engine, user="ann") as stream:
+        pass
+    await stream.send(*SLOW_READING)
+    async with open_stream(gateway, engine, user="ann") as stream:
+        assert (await stream.view())["source"] == "learned"
+
+
+async def test_nobody_is_known_where_that_is_switched_off(engine: ReplayEngine) -> None:
+    async with running_gateway({"url": engine.base_url, "link": "off"}, learn_rates=False) as gateway:
+        for _ in range(2):
+            async with open_stream(gateway, engine, user="ann") as stream:
+                assert (await stream.view())["source"] == "model"
+                await stream.send(*SLOW_READING)
+
+
+async def test_who_reads_is_not_logged(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    with structlog.testing.capture_logs() as logs:
+        async with open_stream(gateway, engine, user="ann.in.clear") as stream:
+            await stream.send(*SLOW_READING)
+            view = await stream.view()
+        await gateway.everything_released()
+    assert logs
+    assert "ann.in.clear" not in f"{logs}{view}{gateway.app.readers.__dict__}"
+
+
+async def test_pauses_are_counted(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    async with open_stream(gateway, engine, **{"x-tokenflow-rate": "0.5"}) as stream:
+        for seq, paused in enumerate([False, True, True, False, True]):
+            await stream.send({"seq": seq, "tokens": 2, "paused": paused})
+            (open_one,) = gateway.streams
+            state = "paused" if paused else "reading"
+            await eventually(lambda state=state, track=open_one.reader: track.tally.state == state, state)
+        assert gateway.metric("tokenflow_reader_pauses_total", source="progress") == 2
+        assert gateway.metric("tokenflow_reader_stalls_total", source="progress") == 0
+
+
+async def test_waiting_for_more_text_is_counted(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    """The reader has read all, and the end of the answer is held back."""
+    labels = {"source": "declared"}
+    begun = time.monotonic()
+    async with open_stream(gateway, engine, **{"x-tokenflow-rate": "1000"}):
+        await eventually(
+            lambda: gateway.metric("tokenflow_reader_stall_seconds_total", **labels) > 0.5, "half a second"
+        )
+        assert gateway.metric("tokenflow_reader_stalls_total", **labels) == 1
+        assert gateway.metric("tokenflow_reader_stall_seconds_total", **labels) < time.monotonic() - begun
+    await gateway.everything_released()
+    consumed = gateway.metric("tokenflow_consumed_tokens_total", **labels)
+    assert consumed == gateway.metric("tokenflow_delivered_tokens_total", engine="e")
+
+
+async def test_waiting_for_the_first_token_is_no_stall(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    begin = asyncio.Event()
+    engine.scripts["late"] = scenarios.replay(STREAM, gates={0: begin})
+    body = {"model": "late", "stream": True, "messages": []}
+    asked = asyncio.create_task(gateway.client.post(CHAT, json=body))
+    await eventually(
+        lambda: any(stream.reader.tally.at > stream.started + 0.2 for stream in gateway.streams), "a look"
+    )
+    begin.set()
+    await asked
+    assert gateway.metric("tokenflow_reader_stalls_total", source="model") == 0
 
 
 async def test_bad_bodies_are_refused(gateway: RunningGateway, engine: ReplayEngine) -> None:

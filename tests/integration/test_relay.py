@@ -66,6 +66,18 @@ async def test_a_recorded_stream_arrives_byte_for_byte(gateway: RunningGateway, 
     assert answer.content == (transcript.data if wants_usage else without_usage(transcript.data))
 
 
+async def test_exact_counts_cost_the_client_nothing(gateway: RunningGateway) -> None:
+    """The engine is asked for usage in each chunk: a client that did not ask sees none, all tokens count."""
+    transcript = load("chat_stream_emoji_continuous")
+    events = transcript.data.count(b'"content":"') - 1
+    tokens = transcript.data.split(b'"completion_tokens":')[-1].partition(b",")[0]
+    answer = await gateway.client.post(CHAT, json=asks(transcript.name))
+    assert b"usage" in transcript.data
+    assert b"usage" not in answer.content
+    assert answer.content.startswith(transcript.data[: transcript.data.index(b',"usage"')])
+    assert gateway.metric("tokenflow_delivered_tokens_total", engine="e") == float(tokens) > 2 * events
+
+
 @pytest.mark.parametrize("name", [t.name for t in streams() if t.path not in {CHAT, "/v1/completions"}])
 async def test_streams_of_other_routes_pass_through_untouched(gateway: RunningGateway, name: str) -> None:
     transcript = load(name)
@@ -132,7 +144,8 @@ async def test_the_engine_gets_the_request_with_our_name_and_the_usage_we_count_
     await gateway.client.post(CHAT, json=body, headers={"authorization": "Bearer k", "cookie": "c=1"})
     (seen,) = [seen for seen in engine.requests if seen.path == CHAT]
     sent = seen.json()
-    assert sent == {**body, "rid": sent["rid"], "stream_options": {"include_usage": True}}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    assert sent == {**body, "rid": sent["rid"], "stream_options": options}
     assert sent["rid"].startswith("tf-")
     assert seen.headers["authorization"] == "Bearer k"
     assert seen.headers["accept-encoding"] == "identity"

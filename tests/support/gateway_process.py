@@ -40,6 +40,11 @@ class GatewayProcess:
     def __exit__(self, *_exc: object) -> None:
         self._end(signal.SIGTERM)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         """Start it and wait until it is ready."""
         command = [sys.executable, "-m", "tokenflow_gateway.cli", "serve", "--config", str(self._config)]

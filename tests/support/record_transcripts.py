@@ -7,6 +7,8 @@ The engine is SGLang with SmolLM2-135M-Instruct, started with ``--served-model-n
 by name, because the engine has to be started in another way:
 
 - `chat_stream_error`: with ``SGLANG_REQ_RUNNING_TIMEOUT=4`` in its environment;
+- `chat_stream_interval_continuous` and `chat_stream_reasoning_continuous`: with ``--stream-interval 4
+  --reasoning-parser deepseek-r1``;
 - `responses_stream`: with the package ``openai-harmony`` installed, without which `error_responses_off` is
   what ``/v1/responses`` answers.
 """
@@ -63,14 +65,54 @@ def stream(question: str = "What is the capital of France?", **more: Any) -> str
     return chat(question, stream=True, **more)
 
 
+CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
 RESPONSES = json.dumps({"model": MODEL, "input": "What is the capital of France?", "stream": True})
 TAKES = {
     "models": Take(path="/v1/models"),
     "chat_plain": Take(body=chat()),
     "chat_stream": Take(body=stream()),
     "chat_stream_usage": Take(body=stream(stream_options={"include_usage": True})),
-    "chat_stream_usage_continuous": Take(
-        body=stream(stream_options={"include_usage": True, "continuous_usage_stats": True})
+    "chat_stream_usage_continuous": Take(body=stream(stream_options=CONTINUOUS)),
+    "chat_stream_n2_continuous": Take(
+        body=stream(n=2, temperature=0.8, max_tokens=8, stream_options=CONTINUOUS)
+    ),
+    "chat_stream_tools_continuous": Take(
+        body=stream(
+            "Weather in Paris?",
+            tools=[WEATHER_TOOL],
+            tool_choice="required",
+            max_tokens=60,
+            stream_options=CONTINUOUS,
+        )
+    ),
+    "chat_stream_emoji_continuous": Take(
+        body=stream(
+            "Only emoji please.",
+            regex="([😀🎉🚀🌍👋🥐é] ?){12}",
+            temperature=0.9,
+            max_tokens=60,
+            stream_options=CONTINUOUS,
+        )
+    ),
+    "chat_stream_interval_continuous": Take(
+        body=stream("Tell me a story.", max_tokens=42, separate_reasoning=False, stream_options=CONTINUOUS),
+        on_demand=True,
+    ),
+    "chat_stream_reasoning_continuous": Take(
+        body=stream("Tell me a story.", max_tokens=24, stream_options=CONTINUOUS), on_demand=True
+    ),
+    "completions_stream_continuous": Take(
+        path="/v1/completions",
+        body=json.dumps(
+            {
+                "model": MODEL,
+                "prompt": "The capital of France is",
+                "temperature": 0,
+                "max_tokens": 12,
+                "stream": True,
+                "stream_options": CONTINUOUS,
+            }
+        ),
     ),
     "chat_stream_n2": Take(body=stream(n=2, temperature=0.8, max_tokens=8)),
     "chat_stream_logprobs": Take(body=stream(logprobs=True, top_logprobs=2)),

@@ -50,6 +50,10 @@ def test_engines_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (f"engines: [{URL}, {URL}]", "two engines share a name"),
         (f"engines: [{{url: {URL}, weight: 3}}]", "engines.0.weight: Extra inputs are not permitted"),
         (f"engines: [{URL}]\ntimeouts: {{idle_s: 0}}", "timeouts.idle_s: Input should be greater than 0"),
+        (
+            f"engines: [{URL}]\ndelivery: {{at_cap: drop}}",
+            "delivery.at_cap: Input should be 'hold' or 'abort'",
+        ),
         ("engines: [{url: http://127.0.0.1:99999}]", "no valid port"),
         ("engines: [http://127.0.0.1:abc]", "no valid port"),
         ("engines: [http://user:sekret@127.0.0.1]", "give the key as api_key"),

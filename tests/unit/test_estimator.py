@@ -189,6 +189,46 @@ def test_a_mixed_text_lies_between() -> None:
     assert rates[0] < rates[1] < rates[2]
 
 
+def shape_of(text: str, *, cut: int) -> TextShape:
+    """The text, cut into tokens of so many characters."""
+    shape = TextShape()
+    for start in range(0, len(text), cut):
+        shape.add(text[start : start + cut])
+    return shape
+
+
+@pytest.mark.parametrize("cut", range(1, 8))
+def test_code_is_found_however_it_is_cut(cut: int) -> None:
+    code = "def f(x):\n    return x\n" * 20
+    shape = shape_of(f"Like `this`:\n\n```python\n{code}```\n\nThat is ``all``, 巴黎.", cut=cut)
+    assert shape.code_chars == pytest.approx(len("python\n" + code), abs=2 * cut)
+    assert shape.wide_chars == 2
+
+
+def test_code_without_an_end_goes_on() -> None:
+    shape = shape_of("Here:\n````\n" + "x = 1\n" * 50, cut=4)
+    assert shape.code_chars > 290
+
+
+def test_inline_code_and_prose_are_no_code() -> None:
+    assert shape_of("Use `a` or ``b`c`` and `` ` `` here. " * 20, cut=3).code_chars == 0
+
+
+def test_code_is_taken_to_be_read_slower_and_less_certainly() -> None:
+    prose = model_pace(shape_of("some words of prose " * 30, cut=4), reader="human")
+    code = model_pace(shape_of("```\n" + "some words of code " * 30, cut=4), reader="human")
+    mixed = model_pace(shape_of("words " * 80 + "```\n" + "words " * 80, cut=4), reader="human")
+    assert code.rate == pytest.approx(prose.rate / 2, rel=0.02)
+    assert code.rate < mixed.rate < prose.rate
+    assert code.low < code.rate / 2
+    assert code.high > prose.rate
+
+
+def test_a_voice_reads_code_like_anything_else() -> None:
+    code, prose = (shape_of(first + "some words of code " * 30, cut=4) for first in ("```\n", "---\n"))
+    assert model_pace(code, reader="voice") == model_pace(prose, reader="voice")
+
+
 def test_nothing_known_of_the_text_is_a_typical_text() -> None:
     assert model_pace(TextShape(), reader="human").rate == pytest.approx(5.3, abs=0.05)
 

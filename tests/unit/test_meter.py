@@ -148,3 +148,59 @@ def test_an_error_in_words_is_wrapped() -> None:
 def test_events_nested_without_end_pass() -> None:
     event = b'data: {"choices":' + b"[" * 5000 + b"]" * 5000 + b"}\n\n"
     assert meter().feed(event) == event
+
+
+# ---- exact counts: usage in each chunk ------------------------------------------------------------
+
+
+def exact(content: str | None, tokens: int, index: int = 0, **delta: object) -> bytes:
+    """A chunk of an engine that was asked for usage with each: the total of its choice so far."""
+    plain = chunk(content, None, index, **delta)
+    return plain.replace(b"}\n\n", b',"usage":{"prompt_tokens":5,"completion_tokens":%d}}\n\n' % tokens)
+
+
+def exact_meter() -> tuple[StreamMeter, ReaderTrack]:
+    track = ReaderTrack(reader="human", declared_rate=None, now=0.0)
+    return StreamMeter(track, max_event_bytes=1 << 20, keep_usage=False, cut_usage=True), track
+
+
+def test_an_event_counts_for_all_its_tokens() -> None:
+    stream, track = exact_meter()
+    assert stream.feed(exact("a b c", 3) + exact("d", 4)) == chunk("a b c") + chunk("d")
+    assert (stream.tokens, stream.readable, track.shape.tokens, stream.settled) == (4, 4, 4, False)
+
+
+def test_choices_are_counted_one_by_one() -> None:
+    stream, _ = exact_meter()
+    stream.feed(exact("a", 1) + exact("x y", 2, index=1) + exact("b", 2) + exact("z", 3, index=1))
+    assert stream.tokens == 5
+
+
+def test_reasoning_and_text_of_one_step_share_its_tokens() -> None:
+    stream, track = exact_meter()
+    stream.feed(exact(None, 4, reasoning_content="so it is") + exact("Yes", 4) + exact(", yes", 6))
+    assert stream.tokens == 6
+    assert track.shape.tokens == 3  # the first text is a token, whoever has counted it
+
+
+def test_what_ends_the_text_is_nobodys_to_read() -> None:
+    stream, track = exact_meter()
+    final = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":3}}\n\n'
+    stream.feed(exact("a", 1) + exact("b", 2) + chunk(None, "stop") + final)
+    assert (stream.tokens, stream.readable, stream.settled) == (3, 2, True)
+    track.delivered(2, 1.0)
+    assert track.consumed_tokens(track.estimate(1e6)) == 3
+
+
+def test_an_engine_that_ignores_the_wish_is_counted_by_events() -> None:
+    stream, _ = exact_meter()
+    stream.feed(chunk("a b c") + chunk("d"))
+    assert stream.tokens == 2
+
+
+def test_pieces_tell_what_the_client_has_with_each() -> None:
+    stream, _ = exact_meter()
+    hidden = exact(None, 2, reasoning_content="hm hm")
+    pieces = stream.pieces(hidden + exact("a b", 4) + exact("c", 5))
+    assert [piece.data for piece in pieces][1:] == [chunk("a b"), chunk("c")]
+    assert [(piece.tokens, piece.readable) for piece in pieces] == [(2, 0), (4, 2), (5, 3)]

@@ -8,7 +8,14 @@ import tracemalloc
 import pytest
 
 from tokenflow_gateway.relay.errors import BadRequest
-from tokenflow_gateway.relay.request import Body, parse_object, read_fields, upstream_body
+from tokenflow_gateway.relay.request import (
+    Body,
+    parse_object,
+    read_delivery,
+    read_fields,
+    read_reader,
+    upstream_body,
+)
 
 
 def body_of(fields: dict[str, object]) -> Body:
@@ -56,7 +63,8 @@ def test_everything_else_of_the_body_is_kept() -> None:
         "seed": 2**60,
     }
     sent = json.loads(upstream_body(body_of(body), rid="tf-1", stream=True))
-    assert sent == {**body, "rid": "tf-1", "stream_options": {"include_usage": True}}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    assert sent == {**body, "rid": "tf-1", "stream_options": options}
 
 
 def test_stream_options_of_the_client_are_kept_beside_ours() -> None:
@@ -87,3 +95,55 @@ def test_a_large_body_of_small_things_is_not_built() -> None:
         assert tracemalloc.get_traced_memory()[1] < len(body) * 2
     finally:
         tracemalloc.stop()
+
+
+def user_of(
+    body: dict[str, object], *headers: tuple[bytes, bytes], named: str = "X-TokenFlow-User"
+) -> str | None:
+    return read_reader(headers, body_of(body), user_header=named).user
+
+
+def test_the_header_names_the_reader_or_else_the_body_does() -> None:
+    header = (b"x-tokenflow-user", b"ann")
+    assert user_of({"user": "bob"}, header) == "ann"
+    assert user_of({"user": "bob"}) == "bob"
+    assert user_of({"user": "bob"}, (b"x-tokenflow-user", b"")) == "bob"
+    assert user_of({}) is None
+
+
+def test_only_the_configured_header_names_the_reader() -> None:
+    header = (b"x-openwebui-user-id", b"ann")
+    assert user_of({}, header) is None
+    assert user_of({}, header, named="X-OpenWebUI-User-Id") == "ann"
+
+
+@pytest.mark.parametrize("user", [3, None, ["ann"], "", "x" * 257, "x" * 100_000])
+def test_a_user_that_cannot_be_one_is_the_engines_to_judge(user: object) -> None:
+    assert not user_of({"user": user})
+    assert json.loads(upstream_body(body_of({"user": user}), rid=None, stream=False)) == {"user": user}
+
+
+def test_a_name_is_the_same_in_header_and_body() -> None:
+    assert user_of({"user": "Zoë"}) == user_of({}, (b"x-tokenflow-user", "Zoë".encode()))
+
+
+def test_a_header_that_is_too_long_is_refused() -> None:
+    with pytest.raises(BadRequest, match="at most 256"):
+        user_of({}, (b"x-tokenflow-user", b"x" * 257))
+
+
+def test_only_sglang_is_asked_for_usage_in_each_chunk() -> None:
+    asked = {"stream_options": {"continuous_usage_stats": True, "x": 1}}
+    sent = json.loads(upstream_body(body_of({}), rid=None, stream=True))
+    assert sent["stream_options"] == {"include_usage": True}
+    assert read_fields(body_of(asked)).wants_usage_in_chunks
+    assert not read_fields(body_of({"stream_options": {}})).wants_usage_in_chunks
+    kept = json.loads(upstream_body(body_of(asked), rid=None, stream=True))
+    assert kept["stream_options"] == {**asked["stream_options"], "include_usage": True}
+
+
+def test_delivery_is_immediate_or_paced_and_nothing_else() -> None:
+    assert read_delivery([]) == read_delivery([(b"x-tokenflow-delivery", b"immediate")]) == "immediate"
+    assert read_delivery([(b"x-tokenflow-delivery", b"paced")]) == "paced"
+    with pytest.raises(BadRequest, match="immediate, paced, not 'Paced'"):
+        read_delivery([(b"x-tokenflow-delivery", b"Paced")])

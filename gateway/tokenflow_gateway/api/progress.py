@@ -13,7 +13,8 @@ from starlette.responses import Response
 
 from tokenflow_gateway.metrics import Metrics
 from tokenflow_gateway.readers.progress import Capabilities, ProgressError, ProgressReport, decode_progress
-from tokenflow_gateway.readers.track import TooManyReports
+from tokenflow_gateway.readers.registry import ReaderRegistry
+from tokenflow_gateway.readers.track import ReaderTrack, TooManyReports
 from tokenflow_gateway.relay.errors import error_body
 from tokenflow_gateway.relay.stream import Stream, StreamTable
 
@@ -38,8 +39,11 @@ def stream_of(path: str) -> str | None:
 class ProgressRoute:
     """Takes reports in; `on_change` hears of every stream whose reader moved."""
 
-    def __init__(self, streams: StreamTable, capabilities: Capabilities, metrics: Metrics) -> None:
+    def __init__(
+        self, streams: StreamTable, readers: ReaderRegistry, capabilities: Capabilities, metrics: Metrics
+    ) -> None:
         self._streams = streams
+        self._readers = readers
         self._capabilities = capabilities
         self._metrics = metrics
         self.on_change: Callable[[Stream], None] = lambda stream: None
@@ -62,29 +66,43 @@ class ProgressRoute:
             return _refusal(400, str(error))
         if not self._capabilities.allows(rid, capability or authorization.removeprefix("Bearer ")):
             return _refusal(403, "the capability is not that of this stream: see X-TokenFlow-Stream")
-        stream = self._streams.get(rid)
-        if stream is None or stream.end is not None:
-            return _refusal(404, "this stream is not open (any more)")
         try:
-            return _json(200, self._apply(stream, reports))
+            taken = self._apply(rid, reports)
         except TooManyReports:
             refusal = _refusal(429, "too many requests with reports on this stream: put more into each")
             refusal.headers["Retry-After"] = "1"
             return refusal
+        if taken is None:
+            return _refusal(404, "there is no such stream, or it ended too long ago")
+        return _json(200, taken)
 
-    def _apply(self, stream: Stream, reports: list[ProgressReport]) -> dict[str, Any]:
+    def _apply(self, rid: str, reports: list[ProgressReport]) -> dict[str, Any] | None:
         now = time.monotonic()
-        stream.reader.admit_request(now)
-        before = stream.reader.estimate(now).consumed
-        accepted = stream.reader.progress(reports, now)
-        after = stream.reader.estimate(now)
-        if accepted:
-            self._metrics.estimator_error.observe(abs(stream.reader.reported - before))
-            self.on_change(stream)
+        stream = self._streams.get(rid)
+        if stream is not None and stream.end is None:
+            taken = self._report(stream.reader, reports, now)
+            if taken["accepted"]:
+                self.on_change(stream)
+            return taken | {"open": True}
+        track = self._readers.get(rid, now=now)
+        if track is None:
+            return None
+        taken = self._report(track, reports, now)
+        self._readers.learn(track, now=now)
+        self._readers.look(track, waiting=False, now=now)
+        return taken | {"open": False}
+
+    def _report(self, track: ReaderTrack, reports: list[ProgressReport], now: float) -> dict[str, Any]:
+        track.admit_request(now)
+        before = track.estimate(now).consumed
+        accepted = track.progress(reports, now)
+        after = track.estimate(now)
+        if track.reported is not None:
+            self._metrics.estimator_error.observe(abs(track.reported - before))
         return {
             "accepted": accepted,
             "consumed": round(after.consumed, 2),
-            "delivered": stream.reader.shape.tokens,
+            "delivered": track.handed_over,
             "state": after.state,
         }
 

@@ -2,7 +2,7 @@
 
 For each stream the feed keeps a copy of the buffer that the engine has (`VirtualBuffer`), and sends a
 `Reading` when the estimate departs from it. Reports that came in are looked at within 20 ms; all streams four
-times a second.
+times a second. Each look is also counted (`ReaderRegistry.look`).
 """
 
 from __future__ import annotations
@@ -11,16 +11,21 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from tokenflow_engine.buffer import DEFAULT_RATE, VirtualBuffer
 from tokenflow_engine.protocol import Consumption, Reading
 from tokenflow_gateway.engines.engine import Engine
+from tokenflow_gateway.readers.estimator import Estimate
+from tokenflow_gateway.readers.registry import ReaderRegistry
 from tokenflow_gateway.relay.stream import Stream
 
 __all__ = ["ReaderFeed", "departs"]
 
 _BATCH_S = 0.02
 _SWEEP_S = 0.25
+_LOOKS_PER_TURN = 500
+"""Others have the event loop in between."""
 _TOKENS_OFF = 1.0
 _SECONDS_OFF = 0.05
 _RATE_OFF = 0.05
@@ -43,8 +48,14 @@ def departs(copy: VirtualBuffer, reading: Reading, *, now: float) -> bool:
 class ReaderFeed:
     """Sends readings of open streams to their engines until cancelled. Times on the link are wall-clock."""
 
-    def __init__(self, streams: Iterable[Stream], send: Callable[[Engine, Consumption], bool]) -> None:
+    def __init__(
+        self,
+        streams: Iterable[Stream],
+        readers: ReaderRegistry,
+        send: Callable[[Engine, Consumption], bool],
+    ) -> None:
         self._streams = streams
+        self._readers = readers
         self._send = send
         self._changed: set[Stream] = set()
         self._wake = asyncio.Event()
@@ -62,39 +73,51 @@ class ReaderFeed:
             self.changed(stream)
 
     async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        sweep_at = loop.time() + _SWEEP_S
         while True:
             try:
-                async with asyncio.timeout(_SWEEP_S):
+                async with asyncio.timeout_at(sweep_at):
                     await self._wake.wait()
+                    await asyncio.sleep(_BATCH_S)
             except TimeoutError:
+                sweep_at = loop.time() + _SWEEP_S
+                self._readers.expire(time.monotonic())
                 self._changed.update(self._streams)
-            else:
-                await asyncio.sleep(_BATCH_S)
             self._wake.clear()
-            self.flush()
+            for _ in range(0, len(self._changed), _LOOKS_PER_TURN):
+                self.flush()
+                await asyncio.sleep(0)
 
     def flush(self) -> None:
-        """Send what departs among the streams that changed, one message an engine."""
-        changed, self._changed = self._changed, set()
+        """Send what departs among the next streams that changed, one message an engine."""
+        changed = set(islice(self._changed, _LOOKS_PER_TURN))
+        self._changed -= changed
         batches: defaultdict[Engine, list[Reading]] = defaultdict(list)
         for stream in changed:
-            if stream.engine.linked and stream.end is None:
-                self._add(stream, batches[stream.engine])
+            if stream.end is None:
+                self._look(stream, batches[stream.engine])
         for engine, readings in batches.items():
             if readings:
                 self._send(engine, Consumption(readings=readings))
 
-    def _add(self, stream: Stream, batch: list[Reading]) -> None:
+    def _look(self, stream: Stream, batch: list[Reading]) -> None:
+        track = stream.reader
+        all_has_come = 0 < track.shape.tokens <= track.handed_over
+        estimate = self._readers.look(track, waiting=all_has_come, now=time.monotonic())
+        if stream.engine.linked:
+            self._add(stream, estimate, batch)
+
+    def _add(self, stream: Stream, estimate: Estimate, batch: list[Reading]) -> None:
         now = time.time()
-        copy, reading = stream.engine_copy, _reading(stream, now)
+        copy, reading = stream.engine_copy, _reading(stream, estimate, now)
         copy.generate(stream.counted or 0, now=now)
         if departs(copy, reading, now=now):
             copy.report(reading, now=now)
             batch.append(reading)
 
 
-def _reading(stream: Stream, now: float) -> Reading:
-    estimate = stream.reader.estimate(time.monotonic())
+def _reading(stream: Stream, estimate: Estimate, now: float) -> Reading:
     return Reading(
         rid=stream.rid,
         at=now,

@@ -7,6 +7,7 @@ tokens: content events of the answer; reasoning and tool calls take no reading t
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,15 +16,21 @@ from tokenflow_engine.protocol import Reader
 __all__ = ["Estimate", "Estimator", "Pace", "ReaderState", "Source"]
 
 ReaderState = Literal["reading", "stalled", "paused", "ahead"]
-Source = Literal["progress", "declared", "model"]
+Source = Literal["progress", "transport", "declared", "learned", "model"]
 
 PAUSE_EXPIRES_S = 15.0
 """A pause without any sign of life is over after this long."""
 _SETTLE_S = 0.6
 """Time constant of the rate: 2 s of evidence after a change bring it within 4 % of the new one."""
+_LEAST_WAY_S = 0.5
+_LOOK_BACK_S = 2.0
+_SEEN_SETTLE_S = 2.4
+"""A connection shows reading in uneven steps: rates are of the way over so long, or of one longer step."""
 _BAND_SIGMAS = 1.28
 """The band spans the central 80 % of a normal distribution."""
 _LEAST_RATE = 0.1
+_Sighting = tuple[float, float]
+"""A time, and a position that was seen then."""
 _EMPTY_TOKENS = 0.5
 """A reader with less than this before him waits for the next token."""
 
@@ -62,15 +69,22 @@ class Estimator:
 
     __slots__ = (
         "_at",
+        "_at_most",
         "_deviation",
         "_learned_s",
+        "_learned_tokens",
         "_pace",
         "_paused_until",
         "_position",
         "_rate",
         "_report",
+        "_reported_at",
+        "_seen",
         "_shown",
+        "_silent",
+        "_silent_before",
         "_source",
+        "_stall",
         "delivered",
         "reader",
     )
@@ -83,11 +97,18 @@ class Estimator:
         self._rate = pace.rate
         self._deviation = 0.0
         self._learned_s = 0.0
+        self._learned_tokens = 0.0
         self._position = 0.0
         self._shown = 0.0
         self._at = now
         self._paused_until = -math.inf
-        self._report: tuple[float, float] | None = None
+        self._report: _Sighting | None = None
+        self._reported_at = -math.inf
+        self._at_most = math.inf
+        self._seen: deque[_Sighting] = deque()
+        self._stall = False
+        self._silent = False
+        self._silent_before = False
         self._source: Source = pace.source
 
     def set_pace(self, pace: Pace, *, now: float) -> None:
@@ -120,15 +141,53 @@ class Estimator:
         if paused:
             self._report = None  # what is read over a pause says nothing about the rate
         self._paused_until = now + PAUSE_EXPIRES_S if paused else -math.inf
+        self._reported_at = now
+        self._forget_transport()
         self._source = "progress"
+
+    def transport(self, *, at_most: float | None, position: float | None, stalled: bool, now: float) -> None:
+        """What the client's connection shows at `now`.
+
+        No more than `at_most` has been read (None: it may be everything). At `position` a client that reads
+        at a pace of its own has just been seen, going on. `stalled`: it does not read although there is
+        something to read, which is a pause for as long as this is said.
+
+        Ignored for `PAUSE_EXPIRES_S` after each progress report: reports are of the reader, the connection is
+        of the program that may read ahead for him.
+        """
+        self._advance(now)
+        if now - self._reported_at < PAUSE_EXPIRES_S:
+            return
+        self._at_most = math.inf if at_most is None else max(at_most, 0.0)
+        self._silent |= stalled
+        if position is not None:
+            position = min(max(position, 0.0), float(self.delivered), self._at_most)
+            self._learn_seen(position, now)
+            self._position = position
+            self._source = "transport"
+        self._stall = stalled
+
+    def transport_ended(self, now: float) -> None:
+        """The connection shows nothing any more. What it has taught is kept; a pause is no longer proven."""
+        self._advance(now)
+        if self._stall:
+            self._paused_until = now + PAUSE_EXPIRES_S
+        self._forget_transport()
+
+    @property
+    def watched(self) -> tuple[float, float]:
+        """The reading that evidence has shown: tokens, and the seconds they took. Neither ever falls."""
+        return self._learned_tokens, self._learned_s
 
     def estimate(self, now: float) -> Estimate:
         """The reader at `now`."""
         self._advance(now)
         low, high = self._band()
-        return Estimate(self._shown, self._rate, low, high, self._state(now), self._source)
+        return Estimate(self._shown, self._rate, low, high, self._state(now), self._decided_by())
 
     def _state(self, now: float) -> ReaderState:
+        if self._stall:
+            return "paused"
         if self.reader == "machine":
             return "ahead"
         if now < self._paused_until:
@@ -138,10 +197,11 @@ class Estimator:
     def _advance(self, now: float) -> None:
         """Move the model to `now`; a pause that expires on the way ends where it expires."""
         begin = max(self._at, self._paused_until if self._paused_until > -math.inf else self._at)
-        if now > begin:
-            self._position = min(float(self.delivered), self._position + self._rate * (now - begin))
+        limit = min(float(self.delivered), self._at_most)
         if self.reader == "machine":
-            self._position = float(self.delivered)
+            self._position = limit
+        elif now > begin and not self._stall:
+            self._position = min(limit, self._position + self._rate * (now - begin))
         self._at = max(self._at, now)
         self._shown = max(self._shown, self._position)
 
@@ -150,19 +210,51 @@ class Estimator:
         if rate is not None:
             self._rate, self._deviation = max(rate, _LEAST_RATE), 0.0
             self._learned_s += 1.0
+            self._learned_tokens += self._rate
             return
-        if self._report is None:
-            return
-        before, from_position = self._report
-        passed_s, read = at - before, position - from_position
-        waited = position > self.delivered - 1.0
+        if self._report is not None:
+            self._learn_between(self._report, (at, position), new_from=self._report, settle_s=_SETTLE_S)
+
+    def _learn_seen(self, position: float, now: float) -> None:
+        """Update the rate from where the connection has shown the reader lately.
+
+        Silence is taken for a pause, and what is read over one says nothing about the rate. But silence twice
+        in a row is the sign of a reader who has become slower than was expected.
+        """
+        if self._silent and not self._silent_before:
+            self._seen.clear()
+        self._silent_before, self._silent = self._silent, False
+        while len(self._seen) > 1 and now - self._seen[1][0] >= _LOOK_BACK_S:
+            self._seen.popleft()
+        if self._seen and now - self._seen[0][0] >= _LEAST_WAY_S:
+            self._learn_between(
+                self._seen[0], (now, position), new_from=self._seen[-1], settle_s=_SEEN_SETTLE_S
+            )
+        self._seen.append((now, position))
+
+    def _learn_between(
+        self, earlier: _Sighting, later: _Sighting, *, new_from: _Sighting, settle_s: float
+    ) -> None:
+        """Update the rate from the way between two positions; that from `new_from` has not been counted."""
+        passed_s, read = later[0] - earlier[0], later[1] - earlier[1]
+        waited = later[1] > self.delivered - 1.0
         if passed_s <= 0 or read < 0 or (waited and read < self._rate * passed_s):
             return
-        weight = 1.0 - math.exp(-passed_s / _SETTLE_S)
+        weight = max(1.0 - math.exp(-passed_s / settle_s), passed_s / (self._learned_s + passed_s))
         step = read / passed_s - self._rate
         self._rate = max(self._rate + weight * step, _LEAST_RATE)
         self._deviation = math.sqrt((1 - weight) * (self._deviation**2 + weight * step**2))
-        self._learned_s += passed_s
+        self._learned_s += later[0] - new_from[0]
+        self._learned_tokens += max(0.0, later[1] - new_from[1])
+
+    def _forget_transport(self) -> None:
+        self._at_most = math.inf
+        self._seen.clear()
+        self._stall = self._silent = self._silent_before = False
+
+    def _decided_by(self) -> Source:
+        held_back = self._stall or (self._position >= self._at_most and self._at_most < self.delivered)
+        return "transport" if held_back else self._source
 
     def _band(self) -> tuple[float, float]:
         """From the prior's band to the observed one, as evidence comes in."""

@@ -5,13 +5,16 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from tokenflow_engine.protocol import Reader
-from tokenflow_gateway.readers.estimator import Estimate, Estimator
+from tokenflow_gateway.readers.estimator import Estimate, Estimator, Pace
+from tokenflow_gateway.readers.learned import LEAST_EVIDENCE_S, Habit
 from tokenflow_gateway.readers.progress import ProgressReport
-from tokenflow_gateway.readers.speed import TextShape, declared_pace, model_pace
+from tokenflow_gateway.readers.speed import TextShape, declared_pace, learned_pace, model_pace
+from tokenflow_gateway.readers.tally import ReaderTally
 
-__all__ = ["REQUESTS_PER_S", "ReaderTrack", "TooManyReports"]
+__all__ = ["REQUESTS_PER_S", "ReaderTrack", "TooManyReports", "Watched"]
 
 REQUESTS_PER_S = 20
 """Requests with reports that one stream may send in a second."""
@@ -22,56 +25,113 @@ class TooManyReports(Exception):
     """More than `REQUESTS_PER_S`; nothing of the request was taken."""
 
 
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A while of reading that evidence has shown: how many times as fast as an average reader of the text."""
+
+    ratio: float
+    seconds: float
+
+
 class ReaderTrack:
     """Fed by the relay with content, by the progress route with reports. Times are monotonic seconds.
 
-    Keeps four bytes a token, so that positions in characters can be told in tokens.
+    Keeps a few bytes a token, so that positions in characters and in events can be told in tokens.
     """
 
     __slots__ = (
         "_allowance",
         "_chars_until",
         "_estimator",
+        "_events",
+        "_habit",
         "_hidden_tokens",
         "_last_seq",
         "_look_again_tokens",
         "_refilled_at",
+        "_taught",
+        "_tokens_until",
         "declared_rate",
+        "name",
         "reader",
         "reported",
         "shape",
+        "tally",
     )
 
-    def __init__(self, *, reader: Reader, declared_rate: float | None, now: float) -> None:
+    def __init__(
+        self,
+        *,
+        reader: Reader,
+        declared_rate: float | None,
+        name: bytes | None = None,
+        habit: Habit | None = None,
+        now: float,
+    ) -> None:
+        """`habit`: what is known of this reader, called `name`, from other streams."""
         self.reader = reader
+        self.name = name
         self.declared_rate = declared_rate
         self.shape = TextShape()
-        pace = declared_pace(declared_rate) if declared_rate else model_pace(self.shape, reader=reader)
-        self._estimator = Estimator(pace, reader=reader, now=now)
-        self._chars_until = array("L")
+        self.tally = ReaderTally(now=now)
+        self._habit = habit
+        self._estimator = Estimator(self._prior(), reader=reader, now=now)
+        self._taught = (0.0, 0.0)
+        self._chars_until = array("I")
+        self._events = 0
+        self._tokens_until: array[int] | None = None  # by content event; None while each was one token
         self._hidden_tokens = 0
         self._last_seq = -1
         self._look_again_tokens = _FIRST_LOOK_TOKENS
-        self.reported = 0.0
-        """Position of the last report, in readable tokens."""
+        self.reported: float | None = None
+        """Position said last in what `progress` took in, in readable tokens."""
         self._allowance = float(REQUESTS_PER_S)
         self._refilled_at = now
 
-    def content(self, text: str) -> None:
-        """One event with text for the reader is on its way to the client."""
-        self.shape.add(text)
-        self._chars_until.append(self.shape.chars)
+    @property
+    def handed_over(self) -> int:
+        """Readable tokens that the client has."""
+        return self._estimator.delivered
 
-    def hidden(self) -> None:
-        """One event with tokens that nobody reads: reasoning, tool calls."""
-        self._hidden_tokens += 1
+    def content(self, text: str, tokens: int = 1) -> None:
+        """One event with text for the reader has come from the engine.
 
-    def delivered(self, now: float) -> None:
-        """Everything so far has been handed to the client."""
-        self._estimator.deliver(self.shape.tokens, now=now)
+        Without tokens of its own the text belongs to the token before it, or is the first one.
+        """
+        before = self.shape.chars
+        if not tokens and not self._chars_until:
+            tokens = 1
+        self.shape.add(text, tokens=tokens)
+        self._events += 1
+        if tokens == 1:
+            self._chars_until.append(self.shape.chars)
+        elif tokens:
+            self._chars_until.extend(before - (-len(text) * n // tokens) for n in range(1, tokens + 1))
+        else:
+            self._chars_until[-1] = self.shape.chars
+        if self._tokens_until is not None:
+            self._tokens_until.append(self.shape.tokens)
+        elif tokens != 1:
+            self._tokens_until = array("I", [*range(1, self._events), self.shape.tokens])
+
+    def hidden(self, tokens: int = 1) -> None:
+        """An event with tokens that nobody reads has come: reasoning, tool calls."""
+        self._hidden_tokens += tokens
+
+    def delivered(self, tokens: int, now: float) -> None:
+        """The client has been handed the first `tokens` readable tokens."""
+        self._estimator.deliver(tokens, now=now)
         if self.declared_rate is None and self.shape.tokens >= self._look_again_tokens:
             self._look_again_tokens *= 2
-            self._estimator.set_pace(model_pace(self.shape, reader=self.reader), now=now)
+            self._estimator.set_pace(self._prior(), now=now)
+
+    def transport(self, *, at_most: float | None, position: float | None, stalled: bool, now: float) -> None:
+        """What the client's connection shows; see `Estimator.transport`."""
+        self._estimator.transport(at_most=at_most, position=position, stalled=stalled, now=now)
+
+    def transport_ended(self, now: float) -> None:
+        """The connection shows nothing any more."""
+        self._estimator.transport_ended(now)
 
     def estimate(self, now: float) -> Estimate:
         """The reader in readable tokens."""
@@ -92,7 +152,7 @@ class ReaderTrack:
 
     def progress(self, reports: Iterable[ProgressReport], now: float) -> int:
         """Take in reports ordered by `seq`; returns how many were new."""
-        accepted = 0
+        accepted, self.reported = 0, None
         for report in reports:
             if report.seq <= self._last_seq:
                 continue
@@ -100,7 +160,7 @@ class ReaderTrack:
             accepted += 1
             position = self._position(report)
             if position is not None:
-                self.reported = position = min(position, float(self.shape.tokens))
+                self.reported = position = min(position, float(self.handed_over))
             self._estimator.report(
                 at=now - report.age_ms / 1000,
                 position=position,
@@ -110,11 +170,38 @@ class ReaderTrack:
             )
         return accepted
 
+    def watched(self) -> Watched | None:
+        """The reading that evidence has shown since this last answered; None while it is too little."""
+        tokens, seconds = self._estimator.watched
+        read, passed_s = tokens - self._taught[0], seconds - self._taught[1]
+        if self.reader == "machine" or passed_s < LEAST_EVIDENCE_S or read <= 0:
+            return None
+        self._taught = tokens, seconds
+        average = model_pace(self.shape, reader=self.reader).rate
+        return Watched(read / passed_s / average, passed_s)
+
+    def _prior(self) -> Pace:
+        """The best pace known without evidence of this stream: declared, learned, or the average reader's."""
+        if self.declared_rate is not None:
+            return declared_pace(self.declared_rate)
+        average = model_pace(self.shape, reader=self.reader)
+        return average if self._habit is None else learned_pace(average, self._habit)
+
     def _position(self, report: ProgressReport) -> float | None:
+        """Clients count content events; a token is a part of one, or several of them."""
         if report.tokens is not None or report.chars is None:
-            return report.tokens
+            return report.tokens if self._tokens_until is None else self._tokens_of_events(report.tokens)
         whole = bisect_right(self._chars_until, report.chars)
         if whole == len(self._chars_until):
             return float(whole)
         before = self._chars_until[whole - 1] if whole else 0
         return whole + (report.chars - before) / (self._chars_until[whole] - before)
+
+    def _tokens_of_events(self, events: float | None) -> float | None:
+        if events is None or self._tokens_until is None:
+            return events
+        if events >= self._events:
+            return float(self.shape.tokens)
+        whole = int(events)
+        before = self._tokens_until[whole - 1] if whole else 0
+        return before + (events - whole) * (self._tokens_until[whole] - before)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 
 import aiohttp
 import msgspec
 
+from tokenflow_gateway.readers.connection import ConnectionTrack
+from tokenflow_gateway.relay.delivery import Delivery
 from tokenflow_gateway.relay.errors import BadStream, EngineAborted, StreamTruncated, normalise_error
 from tokenflow_gateway.relay.exchange import STREAM_HEADER, STREAM_HEADERS, Exchange
 from tokenflow_gateway.relay.guard import RequestGuard
-from tokenflow_gateway.relay.meter import ABORTED, DONE, StreamMeter, Usage
+from tokenflow_gateway.relay.meter import ABORTED, DONE, StreamMeter
 from tokenflow_gateway.relay.sse import Event, SSEError, SSEReader
 from tokenflow_gateway.relay.stream import Stream
 from tokenflow_gateway.relay.upstream import Header
+from tokenflow_gateway.relay.usage import Usage
 
 __all__ = [
     "is_event_stream",
@@ -28,6 +33,8 @@ __all__ = [
 
 _TAIL_S = 1.0
 """How long the engine may take to close its side after ``[DONE]``, so that the connection can be reused."""
+_READ_BYTES = 64 * 1024
+"""What is taken from the engine's connection at a time, and so by how much a queue can exceed its cap."""
 _PASSED = frozenset({"content-type", "content-disposition", "retry-after"})
 _LAST_EVENTS = {
     "/v1/messages": {b"message_stop", b"error"},
@@ -67,51 +74,73 @@ async def relay_events(
     response: aiohttp.ClientResponse,
     guard: RequestGuard,
     stream: Stream,
+    delivery: Delivery,
     meter: StreamMeter,
     *,
     handle: str,
     idle_s: float,
 ) -> None:
-    """Relay a metered stream to its end. Raises `BadStream`, `StreamTruncated`, or what the guard raises.
+    """Relay a metered stream until the client has all of it.
 
-    `handle` names the stream to the client, for progress reports. The answer is finished towards the client
-    unless this raises.
+    Raises `BadStream`, `StreamTruncated`, `EngineAborted`, `ClientTooSlow`, or what the guard raises; text
+    that came before may then wait in `delivery`. `handle` names the stream to the client, for its reports.
     """
+    stream.connection = ConnectionTrack.begin(exchange.meter, now=time.monotonic())
     await exchange.start(200, (*STREAM_HEADERS, (STREAM_HEADER, handle.encode())))
-    data = await response.content.readany()  # until then it is still the first byte that is waited for
-    guard.expect(idle_s, "nothing more")
+    data = await response.content.read(_READ_BYTES)
+    guard.expect(idle_s, "nothing more")  # until now it was the first byte that was waited for
     while data:
-        await _hand_over(exchange, guard, stream, meter, _feed(meter, data))
+        guard.hold()  # waiting for the client is not waiting for the engine
+        await _pass_on(stream, delivery, meter, data)
         if meter.aborted:
             raise EngineAborted(_GIVEN_UP)
-        guard.extend(idle_s)
         if meter.done:
-            guard.expect(_TAIL_S, "no end of its stream")
-        data = await response.content.readany()
-    await _hand_over(exchange, guard, stream, meter, meter.end() + _closing(meter))
+            break
+        if delivery.full:
+            await delivery.room()
+        guard.extend(idle_s)
+        data = await response.content.read(_READ_BYTES)
+    guard.hold()
+    if not meter.done:
+        rest = meter.end()
+        _note_counts(stream, meter)
+        await delivery.put(rest, meter.tokens, meter.readable)
+        await delivery.put(_closing(meter), meter.tokens, meter.readable)
+    stream.answered = not meter.failed
+    await _read_tail(response)
+    await delivery.drained()
     await exchange.finish()
 
 
-def _feed(meter: StreamMeter, data: bytes) -> bytes:
+async def _pass_on(stream: Stream, delivery: Delivery, meter: StreamMeter, data: bytes) -> None:
+    """Count what has come and give it to the client, or to its queue."""
     try:
-        return meter.feed(data)
+        if delivery.paced:
+            for piece in meter.pieces(data):
+                await delivery.put(*piece)
+            ready = b""
+        else:
+            ready = meter.feed(data)
     except SSEError as error:
         raise BadStream(f"the engine's stream cannot be read: {error}") from error
+    _note_counts(stream, meter)
+    await delivery.put(ready, meter.tokens, meter.readable)
 
 
-async def _hand_over(
-    exchange: Exchange, guard: RequestGuard, stream: Stream, meter: StreamMeter, data: bytes
-) -> None:
-    if data:
-        guard.hold()  # waiting for the client is not waiting for the engine
-        await exchange.write(data)
-    now = time.monotonic()
-    if meter.tokens and stream.first_token is None:
-        stream.first_token = now
-    stream.delivered = meter.tokens
-    stream.reader.delivered(now)
+def _note_counts(stream: Stream, meter: StreamMeter) -> None:
+    stream.received = meter.tokens
     if meter.usage is not None:
-        note_usage(stream, meter.usage)
+        stream.prompt_tokens = int(meter.usage.prompt_tokens or 0)
+        if meter.settled:
+            stream.usage_tokens = meter.tokens
+
+
+async def _read_tail(response: aiohttp.ClientResponse) -> None:
+    """The end of the engine's answer, which is here in full: what goes wrong now changes nothing."""
+    with contextlib.suppress(TimeoutError, aiohttp.ClientError, ConnectionError):
+        async with asyncio.timeout(_TAIL_S):
+            while await response.content.readany():
+                pass
 
 
 def _closing(meter: StreamMeter) -> bytes:
@@ -123,21 +152,17 @@ def _closing(meter: StreamMeter) -> bytes:
     raise StreamTruncated("the engine's stream ended before the answer was complete")
 
 
-def note_usage(stream: Stream, usage: Usage) -> None:
-    """The engine's own count: all of it has been, or is about to be, handed over."""
-    stream.prompt_tokens = int(usage.prompt_tokens or 0)
-    stream.usage_tokens = stream.delivered = int(usage.completion_tokens or 0)
-
-
 async def relay_document(exchange: Exchange, response: aiohttp.ClientResponse, stream: Stream) -> None:
     """Relay a whole JSON answer, and count by its usage. Raises `EngineAborted`."""
     body = await response.read()
     document = _parse(body)
     if document.usage is not None:
-        note_usage(stream, document.usage)
+        stream.prompt_tokens = int(document.usage.prompt_tokens or 0)
+        stream.usage_tokens = stream.received = document.usage.completion
     if any(choice.finish_reason == ABORTED for choice in document.choices):
         raise EngineAborted(_GIVEN_UP)
     await exchange.answer(response.status, body)
+    stream.delivered = stream.received
 
 
 def _parse(body: bytes) -> _Document:

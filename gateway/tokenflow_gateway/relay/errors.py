@@ -12,6 +12,7 @@ RelayError
 ├── BadStream (502)           what the engine sends is no stream of events
 ├── EngineAborted (502)       the engine gave the request up of itself
 ├── StreamTruncated (502)     the engine's stream ended in the middle
+├── ClientTooSlow (408)       the client does not take what the engine has sent
 └── ShuttingDown (503)        the gateway is going, and the grace is over
 """
 
@@ -26,6 +27,7 @@ __all__ = [
     "BadRequest",
     "BadStream",
     "BodyTooLarge",
+    "ClientTooSlow",
     "EngineAborted",
     "EngineTimeout",
     "EngineUnreachable",
@@ -126,6 +128,11 @@ class BadStream(RelayError):
 class StreamTruncated(RelayError):
     status = 502
     code = "stream_truncated"
+
+
+class ClientTooSlow(RelayError):
+    status = 408
+    code = "client_too_slow"
 
 
 class ShuttingDown(RelayError):

@@ -6,15 +6,19 @@ import asyncio
 import re
 import uuid
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from tokenflow_gateway.readers.transport import SocketMeter
 from tokenflow_gateway.relay.errors import BodyTooLarge, RelayError, RequestTooSlow
 from tokenflow_gateway.relay.guard import ClientGone
 from tokenflow_gateway.relay.upstream import Header
 
-__all__ = ["STREAM_HEADER", "STREAM_HEADERS", "Exchange"]
+__all__ = ["CONNECTION", "STREAM_HEADER", "STREAM_HEADERS", "ClientConnection", "Exchange"]
+
+CONNECTION: Final = "tokenflow.connection"
+"""The client's connection in the extensions of the ASGI scope, where the server gives it."""
 
 STREAM_HEADER: Final = b"x-tokenflow-stream"
 """The stream's id and capability; see docs/progress.md."""
@@ -27,6 +31,21 @@ STREAM_HEADERS: Final[tuple[Header, ...]] = (
 """What keeps proxies and compressors in between from holding events back."""
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class ClientConnection(Protocol):
+    """What `http_protocol` tells of a client's connection, and lets the relay do with it."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether a write now would go through without waiting."""
+
+    @property
+    def meter(self) -> SocketMeter | None:
+        """What the kernel tells of it, where it tells something."""
+
+    def abort(self) -> None:
+        """Cut the connection off, with all that waits in it."""
 
 
 class Exchange:
@@ -44,6 +63,7 @@ class Exchange:
         """Status of the answer, once it has begun."""
         self.streaming = False
         """The answer is a stream of events, so that an error can still be told in it."""
+        self._connection: ClientConnection | None = scope.get("extensions", {}).get(CONNECTION)
 
     @property
     def path_qs(self) -> str:
@@ -81,12 +101,30 @@ class Exchange:
         own = (b"x-request-id", self.request_id.encode("latin-1"))
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, own]})
 
+    @property
+    def writable(self) -> bool:
+        """Whether `write` will not wait, as far as the server says."""
+        return self._connection is None or self._connection.writable
+
+    @property
+    def meter(self) -> SocketMeter | None:
+        """What the kernel tells of the client's connection, where it tells something."""
+        return None if self._connection is None else self._connection.meter
+
     async def write(self, data: bytes) -> None:
         """Hand bytes to the server; waits while the client's connection is full."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self, data: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": data})
+
+    async def break_off(self) -> None:
+        """Leave the answer unfinished, in a way that a client which does not read cannot hold up."""
+        if self._connection is None:
+            return
+        self._connection.abort()
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
 
     async def answer(self, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
         """A whole JSON answer at once."""

@@ -1,31 +1,34 @@
-"""Follows one stream's events: what the client gets of them, how many tokens, and how it ended."""
+"""Follows one stream's events: what the client gets of them, how many tokens, and how it ended.
+
+Tokens are counted by the usage that each chunk carries where the engine was asked for it (SGLang's
+``continuous_usage_stats``), else one for each event with content. SGLang (0.5.23, serving_chat.py and
+serving_completions.py) gives the totals of the chunk's choice, exact also for n > 1 and for reasoning. Three
+kinds of chunk lack it, and add nothing: the first, with the role; the last, with `finish_reason`; the rest
+of a tool call that its parser had held back. What the final usage has beyond the sum, such as the token that
+ends the text, nobody reads.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tokenflow_gateway.readers.track import ReaderTrack
 from tokenflow_gateway.relay.errors import normalise_error_event
 from tokenflow_gateway.relay.sse import Event, SSEReader, is_done
+from tokenflow_gateway.relay.usage import Usage, without_usage
 
-__all__ = ["ABORTED", "DONE", "StreamMeter", "Usage"]
+__all__ = ["ABORTED", "DONE", "Piece", "StreamMeter"]
 
 DONE = b"data: [DONE]\n\n"
 ABORTED = "abort"
 """SGLang's `finish_reason` of a request that somebody, or its scheduler, has ended."""
 
 
-class Usage(msgspec.Struct, frozen=True):
-    """OpenAI's `usage`, as far as it is used."""
-
-    prompt_tokens: float | None = 0
-    completion_tokens: float | None = 0
-
-
 class _Delta(msgspec.Struct):
+    role: str | msgspec.UnsetType | None = msgspec.UNSET
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -50,27 +53,53 @@ class _Chunk(msgspec.Struct):
     error: Any = None
     object: str | None = None
 
+    @property
+    def leaves_null(self) -> bool:
+        """Whether SGLang writes ``"usage":null`` into such a chunk where no usage was asked for.
+
+        It does where its own models make the JSON: completions, and chat chunks with tools. All the other
+        chunks come from its sse_utils.py, which leaves out what is null; of those with usage none has a role.
+        """
+        delta = self.choices[0].delta if self.choices else None
+        return delta is None or delta.role is not msgspec.UNSET
+
 
 _decode = msgspec.json.Decoder(_Chunk).decode
+
+
+class Piece(NamedTuple):
+    """Bytes for the client, and how many tokens of the answer it has with them: all, and those to be read."""
+
+    data: bytes
+    tokens: int
+    readable: int
 
 
 class StreamMeter:
     """Turns the engine's bytes into the client's, event by event and unchanged but for what must differ.
 
-    Removed: comments and other events without data, and the usage event where the client did not ask for
-    it. Rewritten: an error that is not in OpenAI's shape. Everything else leaves as the bytes it came in.
+    Removed: comments and other events without data, and the usage where the client did not ask for it: the
+    event at the end, and what chunks carry because the gateway asked (`cut_usage`). Rewritten: an error that
+    is not in OpenAI's shape. Everything else leaves as the bytes it came in.
     """
 
-    def __init__(self, reader: ReaderTrack, *, max_event_bytes: int, keep_usage: bool) -> None:
+    def __init__(
+        self, reader: ReaderTrack, *, max_event_bytes: int, keep_usage: bool, cut_usage: bool = False
+    ) -> None:
         self._track = reader
         self._reader = SSEReader(max_event_bytes=max_event_bytes)
         self._keep_usage = keep_usage
+        self._cut_usage = cut_usage
+        self._exact: bool | None = None  # each chunk with content carries its usage; None before the first
+        self._counts: dict[int, int] = {}  # completion tokens by choice, where that is so
         self._open_choices: set[int] = set()
         self._finished_choices = 0
         self._ended = False
         self.tokens = 0
-        """Events that carried content: the count of tokens until `usage` is known."""
+        """Tokens of the answer that have come so far."""
         self.usage: Usage | None = None
+        self.settled = False
+        """`tokens` is the engine's own count of the whole answer."""
         self.done = False
         """``[DONE]`` has been passed on: nothing may follow."""
         self.failed = False
@@ -79,28 +108,38 @@ class StreamMeter:
         """The engine gave the request up; what it says after that is not passed on."""
 
     @property
+    def readable(self) -> int:
+        """Those of `tokens` that the reader will see."""
+        return self._track.shape.tokens
+
+    @property
     def complete(self) -> bool:
         """Every choice that was begun has its `finish_reason`."""
         return self._finished_choices > 0 and not self._open_choices
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the engine; returns those for the client now. Raises `sse.SSEError`."""
-        return self._pass(self._reader.feed(data))
+        events = self._reader.feed(data)
+        if len(events) == 1 and not self.done and not self.aborted:
+            return self._one(events[0]) or b""
+        return b"".join(self._kept(events))
+
+    def pieces(self, data: bytes) -> list[Piece]:
+        """The same, event by event, each with the tokens that the client has with it."""
+        return [Piece(raw, self.tokens, self.readable) for raw in self._kept(self._reader.feed(data))]
 
     def end(self) -> bytes:
         """The engine's stream is over; returns what was still held back, if it is whole."""
         self._ended = True
-        return self._pass(self._reader.end())
+        return b"".join(self._kept(self._reader.end()))
 
-    def _pass(self, events: Iterable[Event]) -> bytes:
-        kept = []
+    def _kept(self, events: Iterable[Event]) -> Iterator[bytes]:
         for event in events:
             if self.done or self.aborted:
-                break
+                return
             raw = self._one(event)
             if raw is not None:
-                kept.append(raw)
-        return kept[0] if len(kept) == 1 else b"".join(kept)
+                yield raw
 
     def _one(self, event: Event) -> bytes | None:
         if not event.has_data:
@@ -119,25 +158,57 @@ class StreamMeter:
         return self._count(event, chunk)
 
     def _count(self, event: Event, chunk: _Chunk) -> bytes | None:
-        if chunk.usage is not None:
+        if not chunk.choices:
+            if chunk.usage is not None:
+                self._settle(chunk.usage)
+                if not self._keep_usage:
+                    return None
+            return event.raw
+        for choice in chunk.choices:
+            self._follow(choice, chunk.usage)
+        if self.aborted:
+            return None
+        if chunk.usage is None:
+            return event.raw
+        if self._exact:
             self.usage = chunk.usage
-            if not chunk.choices and not self._keep_usage:
-                return None
-        for choice in chunk.choices or ():
-            self._follow(choice)
-        return None if self.aborted else event.raw
+        else:
+            self._settle(chunk.usage)  # of an engine that puts it into the last chunk
+        return without_usage(event, leaves_null=chunk.leaves_null) if self._cut_usage else event.raw
 
-    def _follow(self, choice: _Choice) -> None:
+    def _settle(self, usage: Usage) -> None:
+        """The engine's own count of the whole answer."""
+        self.usage, self.settled = usage, True
+        total = usage.completion
+        if self._exact and total > self.tokens:
+            self._track.hidden(total - self.tokens)
+        self.tokens = total
+
+    def _follow(self, choice: _Choice, usage: Usage | None) -> None:
         text = choice.text or (choice.delta and (choice.delta.content or choice.delta.refusal))
         if text:
-            self.tokens += 1
-            self._track.content(text)
+            tokens = 1 if self._exact is False else self._new_tokens(choice.index, usage)
+            self.tokens += tokens
+            self._track.content(text, tokens)
         elif choice.delta is not None and choice.delta.is_hidden():
-            self.tokens += 1
-            self._track.hidden()
+            tokens = 1 if self._exact is False else self._new_tokens(choice.index, usage)
+            self.tokens += tokens
+            self._track.hidden(tokens)
         if choice.finish_reason is None:
             self._open_choices.add(choice.index)
         else:
             self.aborted |= choice.finish_reason == ABORTED
             self._open_choices.discard(choice.index)
             self._finished_choices += 1
+
+    def _new_tokens(self, choice: int, usage: Usage | None) -> int:
+        """Tokens of this choice that no event before has brought."""
+        if usage is None:
+            self._exact = self._exact or False
+            return int(not self._exact)
+        self._exact = True
+        before, now = self._counts.get(choice, 0), usage.completion
+        if now <= before:
+            return 0
+        self._counts[choice] = now
+        return now - before

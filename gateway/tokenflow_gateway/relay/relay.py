@@ -24,7 +24,7 @@ from tokenflow_gateway.engines.registry import EngineRegistry
 from tokenflow_gateway.lifecycle import Lifecycle
 from tokenflow_gateway.metrics import Metrics
 from tokenflow_gateway.readers.progress import Capabilities
-from tokenflow_gateway.readers.track import ReaderTrack
+from tokenflow_gateway.readers.registry import ReaderRegistry
 from tokenflow_gateway.relay.answer import (
     is_event_stream,
     relay_document,
@@ -33,7 +33,9 @@ from tokenflow_gateway.relay.answer import (
     relay_foreign_events,
     relay_raw,
 )
+from tokenflow_gateway.relay.delivery import Delivery
 from tokenflow_gateway.relay.errors import (
+    ClientTooSlow,
     EngineTimeout,
     EngineUnreachable,
     NoEngine,
@@ -46,15 +48,16 @@ from tokenflow_gateway.relay.errors import (
 from tokenflow_gateway.relay.exchange import Exchange
 from tokenflow_gateway.relay.guard import ClientGone, RequestGuard
 from tokenflow_gateway.relay.meter import StreamMeter
+from tokenflow_gateway.relay.pacer import Pacer
 from tokenflow_gateway.relay.request import (
     METERED_ROUTES,
-    RequestFields,
     parse_object,
+    read_delivery,
     read_fields,
     read_reader,
     upstream_body,
 )
-from tokenflow_gateway.relay.stream import End, Stream, new_rid
+from tokenflow_gateway.relay.stream import ANONYMOUS, End, Stream, new_rid
 from tokenflow_gateway.relay.upstream import Upstream
 
 __all__ = ["Relay"]
@@ -63,6 +66,8 @@ _log = structlog.stdlib.get_logger("tokenflow.relay")
 
 _MODEL_CHARS = 200
 """What is kept of a model's name for logs and views: it comes from the client."""
+_LAST_WORDS_S = 1.0
+"""For a client's connection to take the end of a stream that has failed; a client that stalls will not."""
 _PASSED_ROUTES = frozenset(
     {"/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank", "/v1/score", "/v1/audio/transcriptions"}
 )
@@ -74,6 +79,7 @@ class Relay:
 
     settings: Settings
     registry: EngineRegistry
+    readers: ReaderRegistry
     upstream: Upstream
     lifecycle: Lifecycle
     metrics: Metrics
@@ -106,7 +112,8 @@ class Relay:
         """One stream's life: opened, followed, closed. Its failure reaches the client once it is closed."""
         parsed = parse_object(body)
         fields = read_fields(parsed)
-        reader = read_reader(exchange.headers)
+        paced = read_delivery(exchange.headers) == "paced"
+        reader = read_reader(exchange.headers, parsed, user_header=self.settings.user_header)
         engine = self.registry.pick(fields.model)
         stream = Stream(
             rid=new_rid(),
@@ -114,16 +121,30 @@ class Relay:
             route=exchange.path,
             model=(fields.model or "")[:_MODEL_CHARS],
             engine=engine,
-            reader=ReaderTrack(reader=reader.reader, declared_rate=reader.rate, now=time.monotonic()),
+            reader=self.readers.opened(
+                tenant=ANONYMOUS,
+                user=reader.user,
+                reader=reader.reader,
+                declared_rate=reader.rate,
+                now=time.monotonic(),
+            ),
             engine_copy=VirtualBuffer(rate=reader.rate or DEFAULT_RATE, now=time.time()),
             streaming=fields.stream,
         )
-        rid = stream.rid if engine.kind == "sglang" else None
-        sent = upstream_body(parsed, rid=rid, stream=fields.stream)
-        async with self._open(stream) as outcome:
-            await self._follow(exchange, stream, fields, sent, outcome)
-        if outcome.error is not None:
-            await self._tell_client(exchange, outcome.error)
+        sglang = engine.kind == "sglang"
+        sent = upstream_body(parsed, rid=stream.rid if sglang else None, stream=fields.stream)
+        meter = StreamMeter(
+            stream.reader,
+            max_event_bytes=self.settings.max_event_bytes,
+            keep_usage=fields.wants_usage,
+            cut_usage=sglang and not fields.wants_usage_in_chunks,
+        )
+        pacer = Pacer(now=stream.started) if paced else None
+        async with Delivery(exchange, stream, self.settings.delivery, pacer=pacer) as delivery:
+            async with self._open(stream) as outcome:
+                await self._follow(exchange, stream, delivery, meter, sent, outcome)
+            if outcome.error is not None:
+                await self._last_words(exchange, delivery, outcome.error, answered=meter.done)
 
     @asynccontextmanager
     async def _open(self, stream: Stream) -> AsyncIterator[_Outcome]:
@@ -137,12 +158,15 @@ class Relay:
             _log_stream(stream, outcome)
 
     async def _follow(
-        self, exchange: Exchange, stream: Stream, fields: RequestFields, body: bytes, outcome: _Outcome
+        self,
+        exchange: Exchange,
+        stream: Stream,
+        delivery: Delivery,
+        meter: StreamMeter,
+        body: bytes,
+        outcome: _Outcome,
     ) -> None:
         """Relay one answer and note in `outcome` how it ended. Raises only faults of our own."""
-        meter = StreamMeter(
-            stream.reader, max_event_bytes=self.settings.max_event_bytes, keep_usage=fields.wants_usage
-        )
         try:
             async with self._asking(exchange, stream.engine, body) as (guard, response):
                 if response.status >= 400:
@@ -154,6 +178,7 @@ class Relay:
                         response,
                         guard,
                         stream,
+                        delivery,
                         meter,
                         handle=f"{stream.rid}.{self.capabilities.grant(stream.rid)}",
                         idle_s=self.settings.timeouts.idle_s,
@@ -163,19 +188,42 @@ class Relay:
                     await relay_document(exchange, response, stream)
                     outcome.end = "finished"
         except ClientGone:
-            outcome.end = "finished" if meter.done else "client_gone"
+            outcome.end = "client_gone"
         except RelayError as error:
             outcome.failed(error)
             self._note_failure(stream.engine, error)
         except asyncio.CancelledError:  # the server's grace is over; what is left to do is short
             outcome.failed(ShuttingDown("the gateway is shutting down"))
-        if meter.done and outcome.error is not None:
-            await self._complete(exchange, outcome)
+        if meter.done and delivery.empty and not meter.failed:  # what came after changes nothing for anyone
+            outcome.end = "finished"
 
-    async def _complete(self, exchange: Exchange, outcome: _Outcome) -> None:
-        """The client has had its ``[DONE]``: what went wrong after it changes nothing for anyone."""
-        outcome.end, outcome.error = "finished", None
-        await exchange.finish()
+    async def _last_words(
+        self, exchange: Exchange, delivery: Delivery, error: RelayError, *, answered: bool
+    ) -> None:
+        """What the client is still to get: text that waits for it, then the failure (not after the end).
+
+        The engine is free by now. A client that does not take it in time is cut off.
+        """
+        if exchange.status is None:
+            await exchange.fail(error)
+            return
+        if not exchange.streaming:
+            return
+        try:
+            if not isinstance(error, ShuttingDown):
+                async with RequestGuard(exchange.receive):
+                    await delivery.drained()
+        except ClientGone:
+            return
+        except (ClientTooSlow, asyncio.CancelledError):
+            pass
+        delivery.hurry()
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await delivery.drained()
+                await exchange.finish(b"" if answered else error_events(exchange.path, error))
+        except (ClientTooSlow, TimeoutError):
+            await exchange.break_off()
 
     # ---- everything else -------------------------------------------------------------------------
 
@@ -255,6 +303,8 @@ class _Outcome:
 def _end_of(error: RelayError) -> End:
     if isinstance(error, ShuttingDown):
         return "shutdown"
+    if isinstance(error, ClientTooSlow):
+        return "client_too_slow"
     if isinstance(error, EngineTimeout):
         return "engine_timeout"
     if isinstance(error, StreamTruncated):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, Literal, cast, get_args
 
 import msgspec
 
@@ -15,6 +15,7 @@ __all__ = [
     "ReaderFields",
     "RequestFields",
     "parse_object",
+    "read_delivery",
     "read_fields",
     "read_reader",
     "upstream_body",
@@ -31,16 +32,20 @@ class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool
     wants_usage: bool
     """The client asked for the usage chunk itself, so it is not removed."""
+    wants_usage_in_chunks: bool
+    """The same of the usage in each chunk (SGLang's ``continuous_usage_stats``)."""
 
 
 Body = dict[str, msgspec.Raw]
 """A request's body: its fields by name, each as the JSON it came in. What is not looked at is not decoded."""
 
+_TRUE = msgspec.Raw(b"true")
 _decode_body = msgspec.json.Decoder(Body).decode
 
 
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 def parse_object(body: bytes) -> Body:
@@ -60,8 +65,12 @@ def read_fields(parsed: Body) -> RequestFields:
     model = _field(parsed, "model", str | None, "`model` must be a string")
     stream = _field(parsed, "stream", bool | None, "`stream` must be true or false")
     options = _field(parsed, "stream_options", _StreamOptions | None, "`stream_options` must be an object")
+    options = options or _StreamOptions()
     return RequestFields(
-        model=model, stream=bool(stream), wants_usage=bool(options is not None and options.include_usage)
+        model=model,
+        stream=bool(stream),
+        wants_usage=bool(options.include_usage),
+        wants_usage_in_chunks=bool(options.continuous_usage_stats),
     )
 
 
@@ -77,26 +86,70 @@ def _field(parsed: Body, name: str, kind: Any, message: str) -> Any:
 
 
 class ReaderFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client says of its reader in the request's headers."""
+    """What a client says of its reader."""
 
     reader: Reader = "human"
     rate: float | None = None
     """Tokens per second (`X-TokenFlow-Rate`)."""
+    user: str | None = None
+    """Who reads, in the client's words: opaque, and not for logs."""
 
 
 _MAX_RATE = 1000.0
+_MAX_USER_CHARS = 256
 
 
-def read_reader(headers: Iterable[tuple[bytes, bytes]]) -> ReaderFields:
-    """The reader's headers. Raises `BadRequest` for a value that means nothing."""
+def read_reader(headers: Iterable[tuple[bytes, bytes]], parsed: Body, *, user_header: str) -> ReaderFields:
+    """What headers and body say of the reader. Raises `BadRequest` for a header's value that means nothing.
+
+    Who reads is in `user_header`, or else in the body's `user`. That one is the engine's to judge: if it is
+    no string, or too long, nobody is named here.
+    """
     reader: Reader = "human"
     rate: float | None = None
+    user: str | None = None
+    named = user_header.lower().encode()
     for name, value in headers:
         if name == b"x-tokenflow-reader":
             reader = _reader_kind(value.decode("latin-1"))
         elif name == b"x-tokenflow-rate":
             rate = _rate(value.decode("latin-1"))
-    return ReaderFields(reader=reader, rate=rate)
+        elif name == named:
+            user = _user(value, user_header)
+    return ReaderFields(reader=reader, rate=rate, user=user or _body_user(parsed))
+
+
+def _user(value: bytes, header: str) -> str:
+    if len(value) > _MAX_USER_CHARS:
+        raise BadRequest(f"{header} must be a name of at most {_MAX_USER_CHARS} characters")
+    return value.decode("utf-8", "surrogateescape")
+
+
+def _body_user(parsed: Body) -> str | None:
+    raw = parsed.get("user")
+    if raw is None or memoryview(raw).nbytes > 6 * _MAX_USER_CHARS:
+        return None
+    try:
+        user = msgspec.json.decode(raw, type=str)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return user if len(user) <= _MAX_USER_CHARS else None
+
+
+DeliveryMode = Literal["immediate", "paced"]
+
+
+def read_delivery(headers: Iterable[tuple[bytes, bytes]]) -> DeliveryMode:
+    """How the client wants its stream (`X-TokenFlow-Delivery`). Raises `BadRequest` for anything else."""
+    for name, value in headers:
+        if name == b"x-tokenflow-delivery":
+            mode = value.decode("latin-1")
+            if mode not in get_args(DeliveryMode):
+                raise BadRequest(
+                    f"X-TokenFlow-Delivery must be one of {', '.join(get_args(DeliveryMode))}, not {mode!r}"
+                )
+            return cast(DeliveryMode, mode)
+    return "immediate"
 
 
 def _reader_kind(value: str) -> Reader:
@@ -116,8 +169,9 @@ def _rate(value: str) -> float:
 
 
 def upstream_body(parsed: Body, *, rid: str | None, stream: bool) -> bytes:
-    """The body for the engine: with the gateway's `rid` (engines that take one) and the usage it counts by.
+    """The body for the engine, with the usage that the gateway counts by.
 
+    SGLang gets the gateway's `rid` (None for others), too, and is asked for usage in each chunk.
     A `rid` of the client's is replaced: names of running requests are the gateway's to give. All other fields
     leave as they came.
     """
@@ -127,6 +181,8 @@ def upstream_body(parsed: Body, *, rid: str | None, stream: bool) -> bytes:
         sent["rid"] = msgspec.Raw(msgspec.json.encode(rid))
     if stream:
         options = _field(parsed, "stream_options", Body | None, "`stream_options` must be an object") or {}
-        options["include_usage"] = msgspec.Raw(b"true")
+        options["include_usage"] = _TRUE
+        if rid is not None:
+            options["continuous_usage_stats"] = _TRUE
         sent["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
     return msgspec.json.encode(sent)

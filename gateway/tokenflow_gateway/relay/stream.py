@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from tokenflow_engine.buffer import VirtualBuffer
 from tokenflow_engine.protocol import State, StreamState
+from tokenflow_gateway.readers.connection import ConnectionTrack
 from tokenflow_gateway.readers.track import ReaderTrack
 
 if TYPE_CHECKING:
     from tokenflow_gateway.engines.engine import Engine
 
-__all__ = ["End", "Stream", "StreamTable", "new_rid"]
+__all__ = ["ANONYMOUS", "End", "Stream", "StreamTable", "new_rid"]
+
+ANONYMOUS = "anonymous"
+"""The tenant of requests that name none."""
 
 End = Literal[
     "finished",
@@ -25,13 +29,14 @@ End = Literal[
     "engine_lost",
     "engine_timeout",
     "truncated",
+    "client_too_slow",
     "shutdown",
     "failed",
 ]
 """Why a stream ended.
 
 ``refused``: the engine answered with an error status, and runs nothing; ``engine_error``: an error inside the
-stream; ``failed``: a fault of our own.
+stream; ``client_too_slow``: the client did not read (`config.DeliverySettings`); ``failed``: our own fault.
 """
 
 
@@ -52,15 +57,25 @@ class Stream:
     reader: ReaderTrack
     engine_copy: VirtualBuffer
     """What the engine believes of the reader; see `link.feed`."""
-    tenant: str = "anonymous"
+    tenant: str = ANONYMOUS
     streaming: bool = True
     opened_at: float = field(default_factory=time.time)
     """Wall-clock seconds; durations come from `started`."""
     started: float = field(default_factory=time.monotonic)
     first_token: float | None = None
     """`time.monotonic()` when the first content was handed to the client."""
+    received: int = 0
+    """Tokens that have come from the engine, by its usage or one per content event; see `StreamMeter`."""
     delivered: int = 0
-    """Tokens handed to the client: one per content event, corrected by the engine's usage at the end."""
+    """Those of them that have been handed to the client's connection."""
+    held_bytes: int = 0
+    """Bytes for the client that wait in the gateway."""
+    answered: bool = False
+    """The engine has sent the whole answer, so there is nothing to abort."""
+    on_reader_change: Callable[[], None] | None = None
+    """Called when something new is known of the reader, by whom the stream waits for it."""
+    connection: ConnectionTrack | None = None
+    """What the client's connection shows of the reader, where it shows something."""
     counted: int | None = None
     """Tokens generated, as the engine's plugin counts them."""
     engine_state: State | None = None
@@ -75,7 +90,7 @@ class Stream:
     @property
     def engine_is_done(self) -> bool:
         """The engine has said its last word on this request, so there is nothing to abort."""
-        return self.end in {"finished", "refused"}
+        return self.answered or self.end in {"finished", "refused"}
 
     @property
     def state(self) -> str:
@@ -87,7 +102,7 @@ class Stream:
     @property
     def generated(self) -> int:
         """The best count of generated tokens there is."""
-        return max(self.counted or 0, self.usage_tokens or 0, self.delivered)
+        return max(self.counted or 0, self.usage_tokens or 0, self.received)
 
     @property
     def ttft_s(self) -> float | None:
@@ -108,6 +123,7 @@ class Stream:
             "state": self.state,
             "generated": self.generated,
             "delivered": self.delivered,
+            "held_bytes": self.held_bytes,
             "consumed": round(consumed, 1),
             "buffered": round(self.generated - consumed, 1),
             "engine_buffered": self.engine_buffered and round(self.engine_buffered, 1),
@@ -117,6 +133,7 @@ class Stream:
             "reader": self.reader.reader,
             "reader_state": reader.state,
             "source": reader.source,
+            "unread_at_least": None if self.connection is None else round(self.connection.unread_at_least, 1),
             "age_s": round(now - self.started, 3),
             "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 4),
         }

@@ -18,6 +18,8 @@ Header = tuple[bytes, bytes]
 
 _KEEPALIVE_S = 2.0
 """Idle connections are dropped well before uvicorn drops them (5 s), so that none is used as it closes."""
+_READ_BUFFER_BYTES = 16 * 1024
+"""What is read ahead of the relay on one connection: twice this, and what one read of the socket brings."""
 _NOT_FORWARDED = frozenset(
     {
         b"accept-encoding",
@@ -45,6 +47,7 @@ class Upstream:
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
             cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=_READ_BUFFER_BYTES,
             auto_decompress=True,
         )
 

@@ -1,0 +1,114 @@
+"""One stream's connection as evidence of how far its reader is; and the sweep over all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Self
+
+from tokenflow_gateway.readers.ledger import ByteLedger
+from tokenflow_gateway.readers.track import ReaderTrack
+from tokenflow_gateway.readers.transport import SocketMeter
+from tokenflow_gateway.readers.window import WindowWatch
+
+if TYPE_CHECKING:
+    from tokenflow_gateway.relay.stream import Stream
+
+__all__ = ["ConnectionSweep", "ConnectionTrack"]
+
+_SWEEP_S = 0.1
+_SELDOM_S = 0.25
+"""Between two looks at a client that keeps up and whose buffer is too large to tell its position."""
+_PROBES_PER_TURN = 100
+
+
+class ConnectionTrack:
+    """Knows which bytes carried which tokens, and so turns what the kernel tells into positions."""
+
+    __slots__ = ("_at_most", "_ledger", "_look_at", "_meter", "_settled_at", "_stalled", "_watch", "_writes")
+
+    def __init__(self, meter: SocketMeter, watch: WindowWatch, *, now: float) -> None:
+        self._meter = meter
+        self._watch = watch
+        self._ledger = ByteLedger()
+        self._writes = 0
+        self._at_most: float | None = None
+        self._stalled = False
+        self._settled_at = 0
+        self._look_at = now
+
+    @classmethod
+    def begin(cls, meter: SocketMeter | None, *, now: float) -> Self | None:
+        """Before the first byte of an event stream; None where the connection shows nothing."""
+        first = None if meter is None else meter.probe()
+        if meter is None or first is None:
+            return None
+        meter.start()
+        return cls(meter, WindowWatch(first, now=now), now=now)
+
+    @property
+    def unread_at_least(self) -> float:
+        """Readable tokens handed over that the client's program had certainly not taken at the last look."""
+        return 0.0 if self._at_most is None else max(0.0, self._ledger.tokens - self._at_most)
+
+    def wrote(self, size: int, tokens: int) -> None:
+        """`size` bytes have been handed to the server; the client has `tokens` readable ones with them."""
+        if size:
+            self._ledger.wrote(_chunk_bytes(size), tokens)
+            self._writes += 1
+
+    def look(self, reader: ReaderTrack, *, now: float) -> bool:
+        """Read the connection and tell `reader`; whether it was news. Free while nothing is under way."""
+        ledger = self._ledger
+        if self._settled_at == ledger.bytes or now < self._look_at:
+            return False
+        reading = self._meter.probe()
+        if reading is None:
+            return False
+        evidence = self._watch.look(reading, event_bytes=ledger.bytes / self._writes, now=now)
+        before = reading.written - ledger.bytes
+        at_most = evidence.at_most
+        self._at_most = None if at_most is None else ledger.tokens_within(at_most - before)
+        position = ledger.tokens_within(evidence.read_as_shown - before) if evidence.moved else None
+        reader.transport(at_most=self._at_most, position=position, stalled=evidence.stalled, now=now)
+        ledger.forget(evidence.read_as_shown - before - self._watch.doubt_bytes)
+        self._settled_at = ledger.bytes if evidence.settled else -1
+        if not self._watch.small and evidence.at_most is None and not evidence.stalled:
+            self._look_at = now + _SELDOM_S
+        news = evidence.moved or evidence.stalled != self._stalled
+        self._stalled = evidence.stalled
+        return news
+
+    def end(self, reader: ReaderTrack, *, now: float) -> None:
+        """The answer is over."""
+        self._meter.stop()
+        self._at_most = None
+        reader.transport_ended(now)
+
+
+class ConnectionSweep:
+    """Looks at the connections of all open streams ten times a second, until cancelled."""
+
+    def __init__(self, streams: Iterable[Stream], on_news: Callable[[Stream], None]) -> None:
+        self._streams = streams
+        self._on_news = on_news
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            for number, stream in enumerate(list(self._streams), start=1):
+                self._look(stream)
+                if number % _PROBES_PER_TURN == 0:
+                    await asyncio.sleep(0)
+
+    def _look(self, stream: Stream) -> None:
+        if stream.end is not None or stream.connection is None:
+            return
+        if stream.connection.look(stream.reader, now=time.monotonic()):
+            self._on_news(stream)
+
+
+def _chunk_bytes(size: int) -> int:
+    """On the wire, with the frame of HTTP's chunked transfer."""
+    return size + len(f"{size:x}") + 4

@@ -1,0 +1,53 @@
+"""What a reader has done between two looks: pauses begun, waits for text, tokens read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tokenflow_gateway.readers.estimator import ReaderState
+
+__all__ = ["Look", "ReaderTally"]
+
+
+class Look(NamedTuple):
+    """What has come since the last look. `consumed` in the engine's tokens."""
+
+    pauses: int
+    stalls: int
+    stall_s: float
+    consumed: float
+
+
+class ReaderTally:
+    """Compares one look at a reader with the one before. Times are monotonic seconds.
+
+    What begins and ends between two looks is not seen. Where a wait begins or ends between them, half of the
+    time in between is taken as waited.
+    """
+
+    __slots__ = ("_consumed", "at", "state")
+
+    def __init__(self, *, now: float) -> None:
+        self.at = now
+        """The last look."""
+        self.state: ReaderState | None = None
+        """What was found then; None for a buffer that is empty without a wait."""
+        self._consumed = 0.0
+
+    def look(self, state: ReaderState, consumed: float, *, waiting: bool, now: float) -> Look:
+        """What is new since the last look.
+
+        `waiting`: an empty buffer means a wait for more; not before the first token of an answer, nor after
+        its last.
+        """
+        before, state_now = self.state, None if state == "stalled" and not waiting else state
+        halves = (before == "stalled") + (state_now == "stalled")
+        seen = Look(
+            pauses=int(state_now == "paused" and before != "paused"),
+            stalls=int(state_now == "stalled" and before != "stalled"),
+            stall_s=halves * 0.5 * max(0.0, now - self.at),
+            consumed=max(0.0, consumed - self._consumed),
+        )
+        self.state, self.at = state_now, max(self.at, now)
+        self._consumed += seen.consumed
+        return seen

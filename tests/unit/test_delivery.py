@@ -1,0 +1,282 @@
+"""Delivery with a client that is played: order, bounds, counts, and what cancellation leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+
+from tokenflow_engine.buffer import VirtualBuffer
+from tokenflow_gateway.config import DeliverySettings, EngineConfig
+from tokenflow_gateway.engines.engine import Engine
+from tokenflow_gateway.readers.track import ReaderTrack
+from tokenflow_gateway.relay.delivery import Delivery
+from tokenflow_gateway.relay.errors import ClientTooSlow
+from tokenflow_gateway.relay.exchange import Exchange
+from tokenflow_gateway.relay.pacer import Pacer
+from tokenflow_gateway.relay.stream import Stream
+
+
+class Client:
+    """Stands in for `Exchange`: takes writes while `reads` is set."""
+
+    def __init__(self) -> None:
+        self.got = b""
+        self.writes = 0
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.breaks = False
+
+    @property
+    def writable(self) -> bool:
+        return self.reads.is_set()
+
+    async def write(self, data: bytes) -> None:
+        await self.reads.wait()
+        if self.breaks:
+            raise ZeroDivisionError
+        self.got += data
+        self.writes += 1
+
+
+def stream_of(rate: float | None = None) -> Stream:
+    track = ReaderTrack(reader="human", declared_rate=rate, now=time.monotonic())
+    return Stream(
+        rid="r",
+        request_id="q",
+        route="/v1/chat/completions",
+        model="m",
+        engine=Engine(EngineConfig(url="http://127.0.0.1:1")),
+        reader=track,
+        engine_copy=VirtualBuffer(rate=5.0, now=0.0),
+    )
+
+
+class Played:
+    """One delivery to one played client."""
+
+    def __init__(self, client: Client, stream: Stream, delivery: Delivery) -> None:
+        self.client = client
+        self.stream = stream
+        self.delivery = delivery
+        self.put_count = 0
+
+    async def put(self, text: str = "abcd", count: int = 1) -> None:
+        """`count` pieces of one token each."""
+        for _ in range(count):
+            self.put_count += 1
+            self.stream.reader.content(text)
+            await self.delivery.put(text.encode(), self.put_count, self.put_count)
+
+
+def played(rate: float | None = None, **settings: Any) -> Played:
+    client, stream = Client(), stream_of(rate)
+    pacer = None if rate is None else Pacer(now=time.monotonic())
+    delivery = Delivery(cast(Exchange, client), stream, DeliverySettings(**settings), pacer=pacer)
+    return Played(client, stream, delivery)
+
+
+@pytest.fixture
+async def play() -> AsyncIterator[Played]:
+    made = played(max_buffered_bytes=40, max_hold_s=0.1)
+    async with made.delivery:
+        yield made
+
+
+def only_this_task() -> bool:
+    return asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_client_that_keeps_up_costs_no_task(play: Played) -> None:
+    await play.put(count=100)
+    assert play.client.got == b"abcd" * 100
+    assert play.delivery.empty
+    assert only_this_task()
+    assert (play.stream.delivered, play.stream.reader.handed_over, play.stream.held_bytes) == (100, 100, 0)
+
+
+async def test_what_was_handed_over_is_counted_and_not_what_has_come(play: Played) -> None:
+    await play.put(count=3)
+    play.client.reads.clear()
+    await play.put(count=5)
+    assert (play.stream.delivered, play.stream.reader.handed_over) == (3, 3)
+    assert play.stream.held_bytes == 20
+    play.client.reads.set()
+    await play.delivery.drained()
+    assert (play.stream.delivered, play.stream.reader.handed_over, play.stream.held_bytes) == (8, 8, 0)
+
+
+async def test_order_is_kept_over_any_stops(play: Played) -> None:
+    sent = ""
+    for number in range(60):
+        (play.client.reads.clear if number % 7 == 3 else play.client.reads.set)()
+        await play.put(f"<{number}>")
+        sent += f"<{number}>"
+        if play.delivery.full:
+            play.client.reads.set()
+            await play.delivery.room()
+        await asyncio.sleep(0)
+    play.client.reads.set()
+    await play.delivery.drained()
+    assert play.client.got.decode() == sent
+
+
+async def test_what_has_waited_goes_out_in_few_writes(play: Played) -> None:
+    play.client.reads.clear()
+    await play.put(count=50)
+    play.client.reads.set()
+    await play.delivery.drained()
+    assert play.client.writes <= 2
+
+
+async def test_room_comes_when_the_client_reads_again(play: Played) -> None:
+    play.client.reads.clear()
+    await play.put(count=10)
+    assert play.delivery.full
+    room = asyncio.create_task(play.delivery.room())
+    await asyncio.sleep(0)
+    assert not room.done()
+    play.client.reads.set()
+    await room
+    assert not play.delivery.full
+
+
+async def test_a_client_that_takes_nothing_at_the_cap_is_given_up_after_a_while(play: Played) -> None:
+    play.client.reads.clear()
+    await play.put(count=10)
+    started = time.monotonic()
+    with pytest.raises(ClientTooSlow, match="40 bytes of the answer wait"):
+        await play.delivery.room()
+    assert time.monotonic() - started >= 0.09
+    play.client.reads.set()  # it has come back: nothing is lost
+    await play.delivery.drained()
+    assert play.client.got == b"abcd" * 10
+
+
+async def test_at_the_cap_abort_does_not_wait() -> None:
+    made = played(max_buffered_bytes=40, at_cap="abort", max_hold_s=60)
+    async with made.delivery:
+        made.client.reads.clear()
+        await made.put(count=9)
+        await made.delivery.room()
+        await made.put()
+        with pytest.raises(ClientTooSlow):
+            await made.delivery.room()
+
+
+async def test_leaving_with_a_full_queue_leaves_nothing() -> None:
+    made = played(max_buffered_bytes=40)
+    async with made.delivery:
+        made.client.reads.clear()
+        await made.put(count=10)
+        assert not only_this_task()
+    assert only_this_task()
+    assert made.stream.held_bytes == 0
+    assert made.client.got == b""
+
+
+async def test_being_cancelled_while_waiting_for_room_leaves_nothing() -> None:
+    made = played(max_buffered_bytes=40)
+
+    async def relay() -> None:
+        async with made.delivery:
+            made.client.reads.clear()
+            await made.put(count=10)
+            await made.delivery.room()
+
+    task = asyncio.create_task(relay())
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert only_this_task()
+
+
+@pytest.mark.parametrize("rate", [None, 20.0])
+async def test_cancelled_at_any_moment_it_leaves_nothing(rate: float | None) -> None:
+    """Cut off after so many turns of the loop, with a client that stops and goes on in between."""
+    for turns in range(40):
+        made = played(rate=rate, max_buffered_bytes=40)
+        task = asyncio.create_task(_relay(made))
+        for turn in range(turns):
+            (made.client.reads.clear if turn % 5 < 2 else made.client.reads.set)()
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait((task,))
+        assert only_this_task()
+        assert made.stream.held_bytes == 0
+        had = made.client.got
+        made.client.reads.set()
+        await asyncio.sleep(0)
+        assert made.client.got == had == b"abcd" * made.stream.delivered
+
+
+async def _relay(made: Played) -> None:
+    async with made.delivery:
+        for _ in range(60):
+            await asyncio.sleep(0)
+            await made.put()
+            if made.delivery.full:
+                await made.delivery.room()
+        await made.delivery.drained()
+
+
+async def test_a_fault_of_the_writer_reaches_the_request(play: Played) -> None:
+    play.client.breaks = True
+    play.client.reads.clear()
+    await play.put(count=10)
+    play.client.reads.set()
+    with pytest.raises(ZeroDivisionError):
+        await play.delivery.drained()
+    with pytest.raises(ZeroDivisionError):
+        await play.put()
+
+
+# ---- paced ---------------------------------------------------------------------------------------------
+
+
+async def test_paced_text_waits_for_its_reader_and_what_is_no_text_waits_for_the_text() -> None:
+    made = played(rate=20.0)
+    async with made.delivery:
+        await made.put(count=24)  # 15 at once, the others over 450 ms
+        assert 15 <= made.stream.delivered <= 17
+        await made.delivery.put(b"[end]", 24, 24)
+        started = time.monotonic()
+        await made.delivery.drained()
+        assert 0.25 < time.monotonic() - started < 2.0
+        assert made.client.got == b"abcd" * 24 + b"[end]"
+
+
+async def test_hurry_hands_everything_over() -> None:
+    made = played(rate=0.5)
+    async with made.delivery:
+        await made.put(count=100)
+        assert made.stream.delivered < 5
+        made.delivery.hurry()
+        async with asyncio.timeout(1):
+            await made.delivery.drained()
+        assert made.stream.delivered == 100
+
+
+async def test_news_of_the_reader_take_effect_at_once() -> None:
+    made = played(rate=0.5)
+    async with made.delivery:
+        await made.put(count=100)
+        assert made.stream.on_reader_change is not None
+        now = time.monotonic()
+        made.stream.reader._estimator.report(at=now, position=None, rate=1000.0, paused=False, now=now)
+        made.stream.on_reader_change()
+        async with asyncio.timeout(0.2):
+            await made.delivery.drained()
+
+
+async def test_an_engine_ahead_of_its_reader_is_no_reason_to_abort() -> None:
+    made = played(rate=20.0, max_buffered_bytes=20, at_cap="abort")
+    async with made.delivery:
+        await made.put(count=24)
+        assert made.delivery.full
+        await made.delivery.room()
+        assert not made.delivery.full

@@ -4,15 +4,20 @@ import { chatRequest, firstModel } from "./gateway.js";
 /** One answer: read as fast as it comes, shown at the reader's pace. */
 export class Answer {
   #where;
+  #user;
   #renderer;
   #abort = new AbortController();
   #stopObserving;
   pausedByButton = false;
   stream;
 
-  /** `rate` in tokens per second; `log` is the element that scrolls; `show` gets text to append. */
-  constructor({ where, rate, log, show, onChange }) {
+  /**
+   * `rate` in tokens per second; `user` is who reads; `log` is the element that scrolls; `show` gets text to
+   * append.
+   */
+  constructor({ where, user, rate, log, show, onChange }) {
     this.#where = where;
+    this.#user = user;
     this.#renderer = new PacedRenderer({ show, onChange, rate: { tokens: rate }, signal: this.#abort.signal });
     this.#stopObserving = observeScroll(log, this.#renderer);
   }
@@ -32,7 +37,7 @@ export class Answer {
     const model = this.#where.model || (await firstModel(this.#where));
     const rate = this.#renderer.rate.tokens;
     const fetch = createFetch({ reader: "human", rate, onStream: (stream) => this.#follow(stream) });
-    const request = chatRequest(this.#where, { model, messages, signal });
+    const request = chatRequest(this.#where, { model, messages, user: this.#user, signal });
     for await (const text of readContent(await fetch(...request))) this.#renderer.push(text);
   }
 

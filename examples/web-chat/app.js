@@ -15,6 +15,17 @@ let answer;
 baseUrl.value = localStorage.getItem("tokenflow-base-url") ?? "http://127.0.0.1:8080/v1";
 rate.value = localStorage.getItem("tokenflow-rate") ?? rate.value;
 
+/** A name for who reads in this browser. It says nothing else about him. */
+function readerName() {
+  let name = localStorage.getItem("tokenflow-reader");
+  if (name === null) {
+    const bytes = crypto.getRandomValues(new Uint8Array(12));
+    name = Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+    localStorage.setItem("tokenflow-reader", name);
+  }
+  return name;
+}
+
 /** Where to ask, as the fields say now. */
 function connection() {
   return {
@@ -48,6 +59,7 @@ async function ask(text) {
   const shown = addMessage("assistant", "");
   answer = new Answer({
     where,
+    user: readerName(),
     rate: Number(rate.value),
     log,
     show: (part) => keepEnd(() => shown.append(part)),

@@ -1,9 +1,9 @@
 // What this page asks of an OpenAI-compatible server.
 
-/** Arguments of `fetch` for a streamed chat. */
-export function chatRequest({ baseUrl, apiKey }, { model, messages, signal }) {
+/** Arguments of `fetch` for a streamed chat. `user` names the reader, so that the gateway can learn the pace. */
+export function chatRequest({ baseUrl, apiKey }, { model, messages, user, signal }) {
   const headers = { "content-type": "application/json", ...bearer(apiKey) };
-  const body = JSON.stringify({ model, messages, stream: true });
+  const body = JSON.stringify({ model, messages, user, stream: true });
   return [`${baseUrl}/chat/completions`, { method: "POST", headers, body, signal }];
 }
 

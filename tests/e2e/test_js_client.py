@@ -118,6 +118,25 @@ def test_reports_a_paced_reader(server: ChatServer, sdk: str) -> None:
     assert seen["shown"][: paused["chars"]] == TEXT[: paused["chars"]]
 
 
+def test_reports_go_on_until_a_complete_answer_is_shown(server: ChatServer) -> None:
+    """All of the text is there at once, shown for two seconds; the program ends when it is done."""
+    server.interval_s = 0.0
+    seen = chat("openai", server, "20")
+    assert seen["shown"] == TEXT
+    after = [report["chars"] for report in server.reports if not report["open"]]
+    assert len(after) >= 3
+    assert after == sorted(after)
+    assert after[-1] == len(TEXT), "the last report says that all is shown"
+
+
+def test_a_display_that_is_stopped_is_not_reported_as_slow(server: ChatServer) -> None:
+    """The answer is complete, the reader leaves after a second: he was there, and no more."""
+    server.interval_s = 0.0
+    seen = chat("plain", server, "20", "1000")
+    assert 0 < len(seen["shown"]) < len(TEXT)
+    assert server.reports[-1]["chars"] == len(seen["shown"])
+
+
 def test_a_server_of_another_kind_gets_no_reports(server: ChatServer) -> None:
     """Without the header nothing is reported: the control of the tests above."""
     server.gives_streams = False

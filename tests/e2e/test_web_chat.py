@@ -252,6 +252,34 @@ def test_whole_answer_and_a_second_question(page: Page, log: PageLog, server: Ch
     assert log.not_about_loading() == []
 
 
+def test_a_complete_answer_is_reported_until_it_is_read(page: Page, log: PageLog, server: ChatServer) -> None:
+    """All text is there at once; reports go on at the reader's pace. The reader has the same name twice."""
+    server.parts = answer(*WORDS[:60])
+    server.release()
+    ask(page, rate=20)
+    server.wait_until(lambda: any(not stream.open for stream in server.streams))
+    assert len(shown(page)) < len("".join(WORDS[:60]))
+    server.wait_for(lambda report: report["chars"] == len("".join(WORDS[:60])))
+    state(page).to_have_text("all read")
+    after = [report for report in server.reports if not report["open"]]
+    assert len(after) >= 3
+    told = len(server.reports)
+
+    ask(page, rate=20)
+    server.wait_for(lambda report: report["chars"] > 20 and not report["open"], after=told)
+    page.get_by_role("button", name="Stop").click()
+    state(page).to_have_text("stopped")
+    text = shown(page)
+    server.wait_until(lambda: server.reports[-1]["chars"] == len(text))
+    told = len(server.reports)
+    let_pass(page, 150)
+    assert len(server.reports) == told, "nothing more of a reader who has left"
+    first, second = (stream.request["user"] for stream in server.streams)
+    assert first == second
+    assert len(first) == 24
+    assert log.errors == []
+
+
 def test_stop_ends_the_stream(page: Page, log: PageLog, server: ChatServer) -> None:
     """The gateway sees the reader leave, the text stays, and the page is ready for the next question."""
     ask(page)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import gzip
+import os
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -22,7 +25,7 @@ from support.scenarios import faults, recordings
 from support.transcripts import load
 from tokenflow_client import TokenFlowReader
 from tokenflow_client._client import RECEIVE_BUFFER_BYTES
-from tokenflow_client._track import HEARTBEAT_S
+from tokenflow_client._track import HEARTBEAT_S, STILL_S
 
 pytestmark = pytest.mark.timeout(60)
 RECORDED = load("chat_stream_usage")
@@ -30,11 +33,19 @@ ANSWER = "The capital of France is Paris."
 WORDS = [f"word{number} " for number in range(12)]
 EVENTS = [text_event(word) for word in WORDS]
 STANDS_STILL_S = 0.3
-STILL_S = 0.5  # instead of 1 s, so that the tests take less
 COMES_BACK_S = 2.0
 MORE_THAN_BUFFERED = 300  # chunks of 260 bytes
 NOTICED_S = 0.2
 """Within which the gateway is to know of a pause."""
+
+CLOSES_S = 1.5
+FORGETFUL = """
+import sys, openai, tokenflow_client
+http = tokenflow_client.http_client(kind="voice")
+client = openai.OpenAI(base_url=sys.argv[1] + "/v1", api_key="k", http_client=http)
+list(client.chat.completions.create(model="m", messages=[], stream=True))
+print(http.tokenflow.statistics().open, "followed", flush=True)
+"""
 
 Library = Literal["httpx", "httpx2"]
 EVERY_CLIENT = pytest.mark.parametrize(
@@ -162,21 +173,18 @@ async def test_reading_is_told_by_an_ordinary_loop(library: Library, is_async: b
 
 
 @EVERY_CLIENT
-async def test_a_loop_that_stops_asking_has_paused(
-    library: Library, is_async: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_loop_that_stops_asking_has_paused(library: Library, is_async: bool) -> None:
     """Told when it is certain, and its end at once."""
-    monkeypatch.setattr("tokenflow_client._track.STILL_S", STILL_S)
     gate = asyncio.Event()
     async with (
         ProgressServer({"m": gated(EVENTS, gate)}) as server,
         connected(server, library, is_async) as app,
     ):
         await app.ask()
-        await app.take()
         began_s = asyncio.get_running_loop().time()
+        await app.take()
         pause = await server.reported(lambda report: report["paused"])
-        assert pause.at_s - began_s > STILL_S - 0.1
+        assert pause.at_s - began_s > STILL_S
         asked_s, told = asyncio.get_running_loop().time(), len(server.received)
         await app.take()
         end = await server.reported(lambda report: not report["paused"], after=told)
@@ -243,6 +251,77 @@ async def test_a_relay_reports_nothing(library: Library, is_async: bool) -> None
             assert await app.take_all() == ANSWER
         assert server.requests[0].headers["x-tokenflow-rate"] == "5"
         assert not server.posts
+
+
+# ---- after the answer ----
+
+
+@EVERY_CLIENT
+async def test_a_voice_goes_on_until_all_is_heard(library: Library, is_async: bool) -> None:
+    """The answer is complete, closed and forgotten; its text is heard afterwards, and told."""
+    reader = TokenFlowReader(kind="voice")
+    async with (
+        ProgressServer({"m": Script(steps=[Send(b"".join(EVENTS) + DONE)])}) as server,
+        connected(server, library, is_async) as app,
+    ):
+        await app.ask(extra_headers=reader.headers())
+        assert await app.take_all() == "".join(WORDS)
+        app.stream = None
+        gc.collect()
+        for heard in (1, 5):
+            reader.shown(tokens=heard)
+            await server.reported(lambda report, heard=heard: report["tokens"] == heard)
+        assert app.statistics().open == 1
+        reader.shown(chars=len("".join(WORDS)))
+        reader.shown(tokens=len(WORDS))
+        await server.reported(lambda report: report["tokens"] == len(WORDS))
+        await eventually(lambda: app.statistics().open == 0, "the stream is not followed any more")
+        assert not server.faults
+
+
+@EVERY_CLIENT
+async def test_a_voice_that_is_cut_off_is_not_waited_for(library: Library, is_async: bool) -> None:
+    """By itself, or by an answer that is left before its end; closing the client waits for none of them."""
+    gate = asyncio.Event()
+    scripts = {
+        "whole": Script(steps=[Send(b"".join(EVENTS) + DONE)]),
+        "open": gated(EVENTS, gate),
+    }
+    reader = TokenFlowReader(kind="voice")
+    async with ProgressServer(scripts) as server, connected(server, library, is_async) as app:
+        await app.ask("whole", extra_headers=reader.headers())
+        await app.take_all()
+        reader.shown(tokens=2)
+        reader.close()
+        await server.reported(lambda report: report["tokens"] == 2)
+        await eventually(lambda: app.statistics().open == 0, "the voice is gone")
+
+        await app.ask("open", extra_headers=reader.headers())
+        await app.take()
+        await app.leave()
+        await eventually(lambda: app.statistics().open == 0, "the answer was left")
+
+        await app.ask("whole", extra_headers=reader.headers())
+        await app.take_all()
+        assert app.statistics().open == 1
+        began_s = asyncio.get_running_loop().time()
+        await app.close()
+        assert asyncio.get_running_loop().time() - began_s < CLOSES_S
+        assert not reporters()
+
+
+async def test_a_program_ends_while_its_voice_is_followed() -> None:
+    """Although nobody closed the client: the thread does not keep the process."""
+    async with ProgressServer({"m": Script(steps=[Send(b"".join(EVENTS) + DONE)])}) as server:
+        program = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", FORGETFUL, server.base_url),
+            env={**os.environ, "PYTHONPATH": str(Path(tokenflow_client.__file__).parents[1])},
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert program.stdout is not None
+        assert await program.stdout.readline() == b"1 followed\n"
+        async with asyncio.timeout(CLOSES_S):
+            assert await program.wait() == 0
 
 
 # ---- reports never matter to the stream ----

@@ -72,7 +72,10 @@ def serve_folder(folder: Path) -> Served:
 
 @dataclass(kw_only=True)
 class ServedStream:
-    """One answer and what was said about its reader. `at_s` of a report is `time.monotonic` of its truth."""
+    """One answer and what was said about its reader.
+
+    `at_s` of a report is `time.monotonic` of its truth, `open` whether the answer went on when it came.
+    """
 
     id: str
     request: dict[str, Any]
@@ -203,13 +206,14 @@ class ChatServer(Served):
             valid = False
         if not valid:
             return _refusal(400, f"not a list of reports: {body[:200]!r}")
-        if stream is None or not stream.open:
-            return _refusal(404, "no such stream is open")
+        if stream is None:
+            return _refusal(404, "there is no such stream")
         if capability != stream.capability and request.headers.get("authorization") != stream.capability:
             return _refusal(403, "the capability is not of this stream")
         if _too_many(stream.requested_at_s):
             return _refusal(429, "too many requests", {"Retry-After": "1"})
-        return JSONResponse({"accepted": self._take(stream, reports), "state": "reading"})
+        accepted = self._take(stream, reports)
+        return JSONResponse({"accepted": accepted, "state": "reading", "open": stream.open})
 
     def _take(self, stream: ServedStream, reports: list[dict[str, Any]]) -> int:
         now_s = time.monotonic()
@@ -217,6 +221,7 @@ class ChatServer(Served):
         for report in newer:
             stream.last_seq = report["seq"]
             report["at_s"] = now_s - report.get("age_ms", 0) / 1000
+            report["open"] = stream.open
         self._note(lambda: stream.reports.extend(newer))
         return len(newer)
 

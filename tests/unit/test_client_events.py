@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.transcripts import Transcript, load, streams
-from tokenflow_client._events import MAX_HELD_BYTES, EventSplitter, content_pattern
+from tokenflow_client._events import MAX_HELD_BYTES, EventSplitter, content_pattern, count_chars, is_done
 
 CHAT = load("chat_stream_scripts")
 EVENTS = [event + b"\n\n" for event in CHAT.data.split(b"\n\n")[:-1]]
@@ -79,3 +79,25 @@ def _has_text(event: bytes) -> bool:
     chunk = {} if data == b"[DONE]" else json.loads(data)
     choices = chunk.get("choices") or []
     return any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices)
+
+
+@pytest.mark.parametrize("ascii_only", [True, False])
+@pytest.mark.parametrize("text", ["word", "日本🌍", 'say "content": "no"', "a\\\n\t\\", ""])
+def test_code_points_of_an_event_are_counted(text: str, ascii_only: bool) -> None:
+    """However they are written in JSON."""
+    choice = {"delta": {"content": text, "reasoning_content": "not this"}}
+    chunk = json.dumps({"choices": [choice]}, ensure_ascii=ascii_only)
+    assert count_chars(f"data: {chunk}\n\n".encode()) == len(text)
+    completion = json.dumps({"choices": [{"text": text}]}, ensure_ascii=ascii_only)
+    assert count_chars(f"data:{completion}\n\n".encode()) == len(text)
+
+
+def test_what_is_no_json_has_no_code_points() -> None:
+    assert count_chars(b'data: {"content": "\xff"}\n\n') == 0
+
+
+def test_the_last_event_is_known() -> None:
+    """And is not what a model says about it."""
+    assert is_done(b"data: [DONE]\n\n")
+    assert is_done(b"data:[DONE]\r\n\r\n")
+    assert not is_done(b'data: {"choices":[{"delta":{"reasoning_content":"data: [DONE]"}}]}\n\n')

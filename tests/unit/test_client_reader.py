@@ -81,13 +81,33 @@ def test_pauses_nest_and_do_not_undo_the_button() -> None:
 
 
 def test_shown_never_goes_back_and_starts_again_with_an_answer() -> None:
-    reader = TokenFlowReader()
+    reader = TokenFlowReader(kind="voice")
+    first = reader.begin(lambda: None)
     reader.shown(tokens=5)
     reader.shown(tokens=3)
     reader.shown(chars=20)
-    assert (reader.shown_tokens, reader.shown_chars) == (5, 20)
+    assert not first.closed
+    second = reader.begin(lambda: None)
+    reader.shown(tokens=1)
+    assert (first.tokens, first.chars, first.closed) == (5, 20, True)
+    assert (second.tokens, second.chars, second.closed) == (1, 0, False)
+
+
+def test_who_has_left_is_told_at_once_and_may_read_another_answer() -> None:
+    reader, told = TokenFlowReader(kind="voice"), []
+    shown = reader.begin(lambda: told.append(True))
+    reader.close()
+    assert shown.closed
+    assert told
+    assert not reader.begin(lambda: None).closed
+
+
+def test_what_is_read_by_asking_is_not_ended_by_another_answer() -> None:
+    """Two answers may be read at once where the position is each one's own."""
+    reader = TokenFlowReader()
+    first = reader.begin(lambda: None)
     reader.begin(lambda: None)
-    assert (reader.shown_tokens, reader.shown_chars) == (0, 0)
+    assert not first.closed
 
 
 @pytest.mark.parametrize("said", [{}, {"tokens": 1, "chars": 2}])

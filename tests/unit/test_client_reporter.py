@@ -51,10 +51,9 @@ def reporting(network: Network) -> Iterator[Reporter]:
         reporter.close()
 
 
-def follow(reporter: Reporter, url: str = "u") -> Track:
-    track = Track(
-        url=url, capability="c", reader=TokenFlowReader(), clock=reporter._clock, wake=reporter.wake
-    )
+def follow(reporter: Reporter, url: str = "u", reader: TokenFlowReader | None = None) -> Track:
+    reader = reader or TokenFlowReader()
+    track = Track(url=url, capability="c", reader=reader, clock=reporter._clock, wake=reporter.wake)
     reporter.follow(track)
     return track
 
@@ -104,6 +103,21 @@ def test_close_sends_what_is_due_and_leaves_nothing() -> None:
     assert reporter.statistics().open == 0
 
 
+def test_a_voice_is_followed_beyond_its_answer_and_closing_does_not_wait_for_it() -> None:
+    network, voice = Network(), TokenFlowReader(kind="voice")
+    with reporting(network) as reporter:
+        track = follow(reporter, reader=voice)
+        track.hand_over(content=True)
+        track.hand_over(content=True)
+        track.over()
+        assert network.next()["reports"][0]["tokens"] == 0
+        voice.shown(tokens=1)
+        assert network.next()["reports"][0]["tokens"] == 1
+        assert reporter.statistics().open == 1
+    assert not is_reporting()
+    assert network.bodies.empty(), "there was no news"
+
+
 def test_a_thread_without_streams_ends_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """For clients that nobody closes."""
     monkeypatch.setattr(reporter_module, "LINGER_S", 0.01)
@@ -146,7 +160,9 @@ def test_a_network_that_is_down_is_not_asked_all_the_time() -> None:
     assert reporter.statistics().dropped == 3, "one that was tried, and the last ones of both streams"
 
 
-@pytest.mark.parametrize(("status", "count"), [(403, "refused"), (400, "refused"), (404, "late")])
+@pytest.mark.parametrize(
+    ("status", "count"), [(403, "refused"), (400, "refused"), (404, "late"), (410, "late")]
+)
 def test_a_refused_stream_is_left_alone(status: int, count: str) -> None:
     network = Network(Answer(status), Answer(200))
     with reporting(network) as reporter:

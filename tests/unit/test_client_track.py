@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tokenflow_client import TokenFlowReader
-from tokenflow_client._track import AT_ONCE_S, HEARTBEAT_S, INTERVAL_S, PAUSED_HEARTBEAT_S, STILL_S, Track
+from tokenflow_client._track import (
+    AT_ONCE_S,
+    HEARTBEAT_S,
+    INTERVAL_S,
+    PAUSED_HEARTBEAT_S,
+    READ_ON_S,
+    STILL_S,
+    Track,
+)
 
 
 class Story:
@@ -34,7 +44,15 @@ class Story:
             self.now_s += 0.01
             self.look()
 
+    def arrive(self, events: int, *, chars: int = 4) -> None:
+        """So much of the answer comes at once, and its end."""
+        for _ in range(events):
+            self.track.hand_over(content=True, chars=chars)
+            self.track.asked()
+        self.track.over()
+
     def look(self) -> None:
+        self.track.settle(self.now_s)
         if self.track.due(self.now_s):
             report = self.track.report(self.now_s)
             self.sent.append(report.wire(now_s=self.now_s))
@@ -66,8 +84,9 @@ def test_at_most_five_reports_a_second() -> None:
     assert story.sent[-1]["paused"] is False
 
 
-def test_a_reader_who_stands_still_is_worth_a_report() -> None:
+def test_a_reader_who_stands_still_is_worth_a_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the gateway may think that he reads on; not where there is nothing to read."""
+    monkeypatch.setattr("tokenflow_client._track.STILL_S", 1.0)  # so that there is time before it is a pause
     story = Story()
     story.pull()
     story.track.hand_over(content=True)
@@ -221,3 +240,107 @@ def test_age_is_the_time_since_it_was_true() -> None:
     story = Story()
     report = story.track.report(story.now_s)
     assert report.wire(now_s=story.now_s + 0.25)["age_ms"] == 250.0
+
+
+# ---- after the end ----
+
+
+def test_a_voice_is_followed_until_all_is_heard() -> None:
+    """The answer is there at once, and heard at five tokens a second; then there is silence."""
+    story = Story(kind="voice")
+    story.arrive(20)
+    for heard in range(1, 20):
+        story.reader.shown(tokens=heard)
+        story.wait(0.2)
+    assert not story.track.ended
+    assert story.sent[-1]["tokens"] == 19
+    story.reader.shown(tokens=20)
+    story.wait(0.01)
+    assert story.track.ended
+    assert story.sent[-1]["tokens"] == 20
+    told = len(story.sent)
+    story.wait(PAUSED_HEARTBEAT_S)
+    assert len(story.sent) == told
+
+
+def test_characters_are_counted_for_the_end_too() -> None:
+    story = Story(kind="voice")
+    story.arrive(5, chars=4)
+    story.reader.shown(chars=19)
+    story.wait(INTERVAL_S + 0.02)
+    assert not story.track.ended
+    story.reader.shown(chars=20)
+    story.wait(0.01)
+    assert story.track.ended
+    assert story.sent[-1]["chars"] == 20
+
+
+def test_what_is_read_by_asking_ends_with_the_answer() -> None:
+    """All of it has been asked for, so that there is nothing to wait for."""
+    story = Story()
+    story.arrive(5)
+    story.look()
+    assert story.track.ended
+    assert [sent["tokens"] for sent in story.sent] == [5]
+
+
+def test_a_reader_who_stops_without_a_word_is_not_reported_as_slow() -> None:
+    """Nothing is said of one who stands still after the end. Control: before it, much is."""
+    left, held = Story(kind="voice"), Story(kind="voice")
+    left.arrive(20)
+    for _ in range(20):
+        held.pull()
+    for story in (left, held):
+        story.reader.shown(tokens=3)
+        story.wait(INTERVAL_S + 0.02)
+        story.sent.clear()
+        story.wait(10.0)
+    assert left.sent == []
+    assert len(held.sent) >= 10 / HEARTBEAT_S - 1
+    left.wait(READ_ON_S - 10.0)
+    assert left.track.ended
+    assert left.sent == []
+
+
+def test_a_reader_who_says_that_he_leaves_is_left_alone() -> None:
+    """With one last report of what was heard."""
+    story = Story(kind="voice")
+    story.arrive(20)
+    story.reader.shown(tokens=3)
+    story.reader.close()
+    story.wait(0.01)
+    assert story.track.ended
+    assert [sent["tokens"] for sent in story.sent] == [3]
+    story.reader.shown(tokens=9)
+    story.wait(1.0)
+    assert len(story.sent) == 1
+
+
+def test_a_pause_after_the_end_is_kept_alive_and_ends() -> None:
+    story = Story(kind="voice", rate=5.0)
+    story.arrive(20)
+    story.reader.shown(tokens=3)
+    story.reader.pause()
+    story.wait(AT_ONCE_S + 0.02)
+    assert story.sent[-1]["paused"] is True
+    story.sent.clear()
+    story.wait(2 * PAUSED_HEARTBEAT_S)
+    assert [sent["paused"] for sent in story.sent] == [True] * 2
+    story.reader.resume()
+    story.wait(AT_ONCE_S + 0.02)
+    assert story.sent[-1]["paused"] is False
+    told = len(story.sent)
+    story.wait(PAUSED_HEARTBEAT_S)
+    assert len(story.sent) == told
+
+
+def test_the_next_answer_ends_the_one_before() -> None:
+    """What is heard of it is not told of the other. One last report says what was heard of that one."""
+    story = Story(kind="voice")
+    story.arrive(20)
+    story.reader.shown(tokens=3)
+    Track(url="next", capability="c", reader=story.reader, clock=lambda: story.now_s, wake=lambda: None)
+    story.reader.shown(tokens=1)
+    story.wait(1.0)
+    assert story.track.ended
+    assert [sent["tokens"] for sent in story.sent] == [3]

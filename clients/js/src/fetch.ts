@@ -98,11 +98,11 @@ function watch(source: ReadableStream<Uint8Array>, stream: TokenFlowStream): Rea
   const reader = source.getReader();
   const pull = async (controller: ReadableStreamDefaultController<Uint8Array>): Promise<void> => {
     const read = await reader.read().catch((error: unknown) => {
-      stream.close();
+      stream.end();
       throw error;
     });
     if (read.done) {
-      stream.close();
+      stream.end();
       controller.close();
       return;
     }
@@ -110,7 +110,7 @@ function watch(source: ReadableStream<Uint8Array>, stream: TokenFlowStream): Rea
     controller.enqueue(read.value);
   };
   const cancel = (reason: unknown): Promise<void> => {
-    stream.close();
+    stream.end();
     return reader.cancel(reason);
   };
   return new ReadableStream({ pull, cancel }, { highWaterMark: 0 });

@@ -108,6 +108,8 @@ export class PacedRenderer {
 
   /** From now on this stream is told what the reader has seen. */
   follow(stream: TokenFlowStream): void {
+    if (this.#end) return;
+    if (this.#stream !== stream) this.#stream?.leave();
     this.#stream = stream;
     if (this.#holds.size > 0) stream.pause();
     this.#tell();
@@ -152,7 +154,7 @@ export class PacedRenderer {
     this.#changed();
   }
 
-  /** Stops for good: nothing is shown or reported any more. */
+  /** Stops for good: nothing is shown any more, and nothing reported beyond what was. */
   dispose(): void {
     if (this.#end) return;
     this.#close("stopped");
@@ -243,6 +245,7 @@ export class PacedRenderer {
     this.#end = end;
     this.#cancelFrame?.();
     for (const stop of this.#stop) stop();
+    this.#stream?.leave();
     this.#finish(end);
   }
 }

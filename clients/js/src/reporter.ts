@@ -32,6 +32,7 @@ interface Pending {
 
 const SPACING_MS = 200; // at most five requests a second
 const URGENT_SPACING_MS = 60; // for a button pressed fast; the gateway takes 20 requests a second
+const MAX_AGE_MS = 60_000; // the gateway refuses what is older
 const MAX_BATCH = 64; // the gateway refuses more reports in one request
 const MAX_IN_FLIGHT = 2; // a browser has six connections to a host, and the streams need them
 const TIMEOUT_MS = 5_000;
@@ -46,6 +47,7 @@ const LAST_RETRY_MS = 8_000;
  */
 export class Reporter {
   readonly #options: ReporterOptions;
+  readonly #onUnwanted: () => void;
   #pending: Pending[] = [];
   #seq = 0;
   #sentAtMs = -Infinity;
@@ -55,44 +57,55 @@ export class Reporter {
   #closed = false;
   #cancelTimer = (): void => {};
 
-  constructor(options: ReporterOptions) {
+  /** `onUnwanted` is called when the gateway has said that it wants no reports of this stream any more. */
+  constructor(options: ReporterOptions, onUnwanted: () => void) {
     this.#options = options;
+    this.#onUnwanted = onUnwanted;
   }
 
-  /** False after `close`, or once the gateway has said that it wants no reports of this stream. */
+  /** False after `finish`, or once the gateway has said that it wants no reports of this stream. */
   get open(): boolean {
     return !this.#closed;
   }
 
-  /** Takes a state to be reported: at once if `urgent`, else with the next batch. */
-  report(state: ReaderState, { urgent = false } = {}): void {
+  /** Takes a state to be reported: at once if `urgent`, else with the next batch. `atMs`: when it was so. */
+  report(state: ReaderState, { urgent = false, atMs = this.#options.clock.now() } = {}): void {
     if (this.#closed) return;
-    this.#add(state, urgent);
+    this.#add(state, urgent, atMs);
     this.#schedule();
   }
 
   /** Hands everything pending and this last state to the browser, which sends it even if the page is gone. */
-  leave(state: ReaderState): void {
+  leave(state: ReaderState, atMs = this.#options.clock.now()): void {
     if (this.#closed) return;
-    this.#add(state, true);
+    this.#add(state, true, atMs);
     if (this.#options.page.beacon(this.#options.url, this.#body(this.#pending.slice(-MAX_BATCH)))) this.#pending = [];
   }
 
-  /** Nothing is sent any more. */
-  close(): void {
+  /** Sends what is pending now or never, and nothing after it. */
+  finish(): void {
+    if (this.#mayBeSent() && this.#options.clock.now() >= this.#blockedUntilMs) void this.#send();
+    this.#close();
+  }
+
+  #close(): void {
     this.#closed = true;
     this.#pending = [];
     this.#cancelTimer();
   }
 
-  #add(state: ReaderState, urgent: boolean): void {
+  #add(state: ReaderState, urgent: boolean, atMs: number): void {
     if (this.#pending.at(-1)?.urgent === false) this.#pending.pop(); // the newer position replaces it
-    this.#pending.push({ seq: ++this.#seq, atMs: this.#options.clock.now(), state, urgent });
+    this.#pending.push({ seq: ++this.#seq, atMs, state, urgent });
+  }
+
+  #mayBeSent(): boolean {
+    return !this.#closed && this.#pending.length > 0 && this.#inFlight < MAX_IN_FLIGHT;
   }
 
   #schedule(): void {
     this.#cancelTimer();
-    if (this.#closed || this.#pending.length === 0 || this.#inFlight >= MAX_IN_FLIGHT) return;
+    if (!this.#mayBeSent()) return;
     const spacing = this.#pending.some(({ urgent }) => urgent) ? URGENT_SPACING_MS : SPACING_MS;
     const dueMs = Math.max(this.#sentAtMs + spacing, this.#blockedUntilMs);
     const delayMs = dueMs - this.#options.clock.now();
@@ -107,7 +120,7 @@ export class Reporter {
     this.#inFlight += 1;
     const outcome = await this.#post(this.#body(batch));
     this.#inFlight -= 1;
-    if (outcome === "unwanted") this.close();
+    if (outcome === "unwanted") this.#refused();
     else if (outcome === "taken") this.#retryMs = FIRST_RETRY_MS;
     else this.#retry(batch, outcome);
     this.#schedule();
@@ -143,6 +156,11 @@ export class Reporter {
     return afterS > 0 ? Math.max(this.#retryMs, Math.min(afterS * 1_000, LAST_RETRY_MS)) : this.#retryMs;
   }
 
+  #refused(): void {
+    this.#close();
+    this.#onUnwanted();
+  }
+
   #retry(batch: readonly Pending[], waitMs: number): void {
     this.#blockedUntilMs = this.#options.clock.now() + waitMs;
     this.#retryMs = Math.min(this.#retryMs * 2, LAST_RETRY_MS);
@@ -151,7 +169,8 @@ export class Reporter {
 
   #body(batch: readonly Pending[]): string {
     const nowMs = this.#options.clock.now();
-    const reports = batch.map(({ seq, atMs, state }) => ({ seq, age_ms: Math.round(nowMs - atMs), ...state }));
+    const age_ms = (atMs: number): number => Math.min(Math.round(nowMs - atMs), MAX_AGE_MS);
+    const reports = batch.map(({ seq, atMs, state }) => ({ seq, age_ms: age_ms(atMs), ...state }));
     return JSON.stringify({ capability: this.#options.capability, reports });
   }
 }

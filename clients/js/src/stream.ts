@@ -31,14 +31,16 @@ export interface StreamOptions {
 
 const HEARTBEAT_MS = 1_000; // while the reader reads
 const SAME_RATE = 0.1; // relative: within it the heartbeat's correction is enough
+const READ_ON_MS = 60_000; // after the answer; the gateway takes reports for five minutes
 const SIGN_OF_LIFE_MS = 5_000; // while nothing moves: the gateway ends a pause after 15 s of silence
 
 /**
  * One streamed answer, and what the gateway is told about its reader.
  *
  * Tell it the position with `shown`, whenever it changes, and `pause` and `resume`: it decides what is worth a
- * report. It sees by itself that the page is hidden. Nothing is reported before the first position, nor after
- * the answer is complete. No method throws or waits.
+ * report. It sees by itself that the page is hidden. Nothing is reported before the first position. After the
+ * end of the answer it goes on until all that came has been shown or the reader has left (`leave`), for a
+ * minute at most. No method throws or waits.
  */
 export class TokenFlowStream {
   readonly id: string;
@@ -49,10 +51,13 @@ export class TokenFlowStream {
   readonly #content = new ContentReader((text) => this.#count(text));
   #delivered: Amount = { tokens: 0, chars: 0 };
   #position: ReaderPosition | undefined;
+  #positionAtMs = 0;
   #paused = false;
-  #reported: { readonly tokens: number; readonly atMs: number } | undefined;
+  #reported: { readonly position: ReaderPosition; readonly tokens: number; readonly atMs: number } | undefined;
   #counting = true;
+  #over = false;
   #cancelSignOfLife = (): void => {};
+  #cancelReadOn = (): void => {};
   readonly #stop: (() => void)[];
 
   constructor(options: StreamOptions) {
@@ -60,10 +65,10 @@ export class TokenFlowStream {
     this.#clock = options.clock;
     this.#page = options.page;
     this.#positionFrom = options.positionFrom;
-    this.#reporter = new Reporter(options);
+    this.#reporter = new Reporter(options, () => this.#release());
     this.#stop = [
       this.#page.onVisibility(() => this.#changed()),
-      this.#page.onLeave(() => this.#leave()),
+      this.#page.onLeave(() => this.#pageLeft()),
     ];
   }
 
@@ -72,7 +77,7 @@ export class TokenFlowStream {
     return this.#delivered;
   }
 
-  /** True while reports are of use: the answer goes on and the gateway takes them. */
+  /** True while reports are of use: the reader reads on and the gateway takes them. */
   get open(): boolean {
     return this.#reporter.open;
   }
@@ -85,7 +90,9 @@ export class TokenFlowStream {
   shown(position: ReaderPosition): void {
     const newRate = differs(position.rate, this.#position?.rate);
     this.#position = position;
-    if (newRate || this.#isDue(position)) this.#report();
+    this.#positionAtMs = this.#clock.now();
+    if (this.#over && !this.#hasMore()) this.#finish();
+    else if (newRate || this.#isDue(position)) this.#report();
   }
 
   /** The reader has stopped. Reported at once. */
@@ -102,6 +109,19 @@ export class TokenFlowStream {
     this.#changed();
   }
 
+  /**
+   * The reader has left: what has not been shown will not be. Reported is only what was shown last, then nothing
+   * before the next position; after the end of the answer, nothing at all.
+   */
+  leave(): void {
+    this.#reportLast();
+    this.#cancelSignOfLife();
+    this.#position = undefined;
+    this.#reported = undefined;
+    this.#paused = false;
+    if (this.#over) this.#finish();
+  }
+
   /** Bytes of the answer, as they arrive. Called by the fetch. */
   take(bytes: Uint8Array): void {
     if (!this.#counting) return;
@@ -112,11 +132,42 @@ export class TokenFlowStream {
     }
   }
 
-  /** The answer is over, in whatever way: nothing is reported any more. Called by the fetch. */
-  close(): void {
-    this.#reporter.close();
+  /** The answer is over, in whatever way; its reader may read on. Called by the fetch. */
+  end(): void {
+    if (this.#over) return;
+    this.#over = true;
+    if (!this.open || !this.#hasMore()) return this.#finish();
+    this.#cancelReadOn = this.#clock.after(READ_ON_MS, () => this.#finish());
+    if (!this.#isStill()) this.#cancelSignOfLife();
+  }
+
+  /** Whether the reader is known to have come only as far as a part of what came. */
+  #hasMore(): boolean {
+    if (!this.#position) return false;
+    if ("chars" in this.#position) return this.#position.chars < this.#delivered.chars;
+    return this.#position.tokens < this.#delivered.tokens;
+  }
+
+  #isStill(): boolean {
+    return this.#paused || this.#page.hidden === true;
+  }
+
+  #finish(): void {
+    this.#reportLast();
+    this.#reporter.finish();
+    this.#release();
+  }
+
+  #release(): void {
     this.#cancelSignOfLife();
+    this.#cancelReadOn();
     for (const stop of this.#stop.splice(0)) stop();
+  }
+
+  /** What was shown last, if it has not been reported, as of the time when it was shown. */
+  #reportLast(): void {
+    if (!this.#position || this.#position === this.#reported?.position) return;
+    this.#reporter.report(this.#state(this.#position), { urgent: true, atMs: this.#positionAtMs });
   }
 
   #count(text: string): void {
@@ -129,16 +180,24 @@ export class TokenFlowStream {
     this.#report({ urgent: true });
   }
 
-  #leave(): void {
-    if (this.#position) this.#reporter.leave({ ...this.#state(this.#position), visible: false });
+  #pageLeft(): void {
+    if (!this.#position) return;
+    this.#reporter.leave({ ...this.#state(this.#position), visible: false }, this.#over ? this.#positionAtMs : undefined);
   }
 
   #report({ urgent = false } = {}): void {
     if (!this.#position || !this.open) return;
-    this.#reporter.report(this.#state(this.#position), { urgent });
-    this.#reported = { tokens: this.#tokensOf(this.#position), atMs: this.#clock.now() };
+    const position = this.#position;
+    this.#reporter.report(this.#state(position), { urgent, atMs: this.#trueAtMs() });
+    this.#reported = { position, tokens: this.#tokensOf(position), atMs: this.#clock.now() };
     this.#cancelSignOfLife();
+    if (this.#over && !this.#isStill()) return; // who left without a word must not look like one who is slow
     this.#cancelSignOfLife = this.#clock.after(SIGN_OF_LIFE_MS, () => this.#report());
+  }
+
+  /** When what is to be reported was so. Where a display that has stopped is, is known of when it was last heard. */
+  #trueAtMs(): number {
+    return this.#over && this.#isStill() ? this.#positionAtMs : this.#clock.now();
   }
 
   #state({ rate, ...position }: ReaderPosition): ReaderState {
@@ -156,8 +215,7 @@ export class TokenFlowStream {
     if (!this.#reported) return true;
     const elapsedMs = this.#clock.now() - this.#reported.atMs;
     if (elapsedMs >= HEARTBEAT_MS) return true;
-    const still = this.#paused || this.#page.hidden;
-    const gone = still ? 0 : ((position.rate ?? 0) * elapsedMs) / 1_000;
+    const gone = this.#isStill() ? 0 : ((position.rate ?? 0) * elapsedMs) / 1_000;
     const foreseen = Math.min(this.#reported.tokens + gone, this.#delivered.tokens);
     return Math.abs(this.#tokensOf(position) - foreseen) >= 1;
   }

@@ -220,20 +220,6 @@ test("a page that goes away sends a beacon, and what was pending with it", async
   });
 });
 
-test("after the answer nothing is reported any more", async () => {
-  const { clock, page, gateway, stream, reader } = await readToNow();
-  stream.shown({ chars: 5 });
-  await gateway.finish();
-  await reader.read();
-  stream.shown({ chars: 50 });
-  stream.pause();
-  page.setHidden(true);
-  await settle();
-  assert.deepEqual([clock.timers, page.listeners], [0, 0]);
-  await clock.pass(60_000);
-  assert.deepEqual(gateway.reports.map(({ chars }) => chars), [5]);
-});
-
 test("a program that is its own reader is reported by what it has read", async () => {
   const { clock, gateway } = await readToNow({ reader: "machine" }, 7);
   await clock.pass(300);
@@ -259,7 +245,7 @@ async function readWhile(progress: FakeGateway["progress"]) {
   return { gateway, stream };
 }
 
-for (const status of [400, 403, 404, 405]) {
+for (const status of [400, 403, 404, 405, 410]) {
   test(`${status} ends the reports, not the answer`, async () => {
     const { gateway, stream } = await readWhile(() => new Response("no", { status }));
     assert.equal(gateway.posts.length, 1);
@@ -337,4 +323,226 @@ test("the reports are what the renderer has really shown", async () => {
   page.setHidden(true);
   await clock.pass(60);
   assert.deepEqual([gateway.reports.at(-1)!.visible, gateway.reports.at(-1)!.chars], [false, screen.join("").length]);
+});
+
+// ---- after the answer ----
+
+/** An answer of 100 words that is complete, and a display of it at ten words a second. */
+async function completeAnswer(options: FetchOptions = {}) {
+  const all = await readToNow(options);
+  const { clock, page, gateway, stream, reader } = all;
+  const screen: string[] = [];
+  const show = (text: string): void => void screen.push(text);
+  const display = (): PacedRenderer => {
+    const frames = new FakeFrames(clock);
+    const renderer = new PacedRenderer({ show, rate: { tokens: 10 }, stream, clock, page, frames });
+    for (let word = 0; word < 100; word += 1) renderer.push(" word");
+    return renderer;
+  };
+  const finish = async (): Promise<void> => {
+    await gateway.finish();
+    await reader.read();
+  };
+  const shownChars = (): number => screen.join("").length;
+  const nothingIsLeft = (): void => assert.deepEqual([clock.timers, page.listeners, stream.open], [0, 0, false]);
+  return { ...all, display, finish, shownChars, nothingIsLeft };
+}
+
+test("after the answer the reports go on until all is shown, and then stop", async () => {
+  const { clock, gateway, display, finish, shownChars, nothingIsLeft } = await completeAnswer();
+  const renderer = display();
+  renderer.end();
+  await clock.pass(1_000);
+  await finish();
+  for (let second = 2; second <= 9; second += 1) {
+    const { length } = gateway.reports;
+    await clock.pass(1_000);
+    assert.ok(gateway.reports.length > length, `nothing in second ${second}`);
+    const behind = shownChars() - gateway.reports.at(-1)!.chars!;
+    assert.ok(behind >= 0 && behind <= 60, `${behind} characters behind`);
+  }
+  await clock.pass(2_000);
+  assert.equal(renderer.state, "done");
+  assert.equal(gateway.reports.at(-1)!.chars, 500);
+  nothingIsLeft();
+  const { length } = gateway.posts;
+  await clock.pass(120_000);
+  assert.equal(gateway.posts.length, length);
+});
+
+test("where nobody says what is shown, nothing is left after the answer", async () => {
+  const { clock, page, gateway, stream, finish, nothingIsLeft } = await completeAnswer();
+  await finish();
+  nothingIsLeft();
+  stream.pause();
+  page.setHidden(true);
+  await clock.pass(60_000);
+  assert.deepEqual(gateway.posts, []);
+});
+
+test("what was shown at the end of the answer is told at once, and only once", async () => {
+  const { clock, gateway, stream, finish, nothingIsLeft } = await completeAnswer();
+  stream.shown({ chars: 450, rate: 10 });
+  await clock.pass(50); // in the middle of the spacing of ordinary reports
+  stream.shown({ chars: 500, rate: 10 });
+  await finish();
+  await settle();
+  assert.deepEqual(gateway.reports.map(({ chars }) => chars), [450, 500]);
+  nothingIsLeft();
+  await clock.pass(60_000);
+  assert.equal(gateway.reports.length, 2);
+});
+
+for (const over of [true, false]) {
+  test(`who leaves ${over ? "after" : "before"} the end is reported where he was, and no more`, async () => {
+    const { clock, page, gateway, display, finish, shownChars, nothingIsLeft } = await completeAnswer();
+    const renderer = display();
+    if (over) await finish();
+    await clock.pass(2_345);
+    renderer.dispose();
+    await settle();
+    assert.equal(gateway.reports.at(-1)!.chars, shownChars());
+    assert.ok(shownChars() < 500);
+    const { length } = gateway.posts;
+    if (over) nothingIsLeft();
+    page.setHidden(true);
+    page.setHidden(false);
+    page.leave();
+    await clock.pass(60_000);
+    assert.deepEqual([gateway.posts.length, page.beacons], [length, []]);
+    if (!over) await finish();
+    nothingIsLeft();
+  });
+}
+
+test("a display that is replaced by another one before the end goes on being followed", async () => {
+  const { clock, gateway, stream, display, finish } = await completeAnswer();
+  const first = display();
+  await clock.pass(1_000);
+  first.pause();
+  first.dispose();
+  const second = display();
+  second.end();
+  await finish();
+  await clock.pass(11_000);
+  assert.deepEqual([gateway.reports.at(-1)!.chars, gateway.reports.at(-1)!.paused], [500, false]);
+  assert.equal(stream.open, false);
+});
+
+test("a display that stops without a word is not reported as one that stands still", async () => {
+  const { clock, page, gateway, stream, finish, nothingIsLeft } = await completeAnswer();
+  stream.shown({ chars: 50 });
+  await clock.pass(10_000);
+  assert.equal(gateway.reports.length, 3, "before the end it is: the control");
+  await finish();
+  await clock.pass(20_000);
+  assert.equal(gateway.reports.length, 3);
+  page.setHidden(true);
+  await clock.pass(100);
+  const hidden = gateway.reports.at(-1)!;
+  assert.deepEqual([hidden.chars, hidden.visible, hidden.age_ms], [50, false, 30_000], "as of when it was shown");
+  page.setHidden(false);
+  const { length } = gateway.reports;
+  await clock.pass(40_000);
+  assert.ok(gateway.reports.length <= length + 1);
+  nothingIsLeft();
+});
+
+test("a pause after the answer is kept alive for a minute, and its end is told", async () => {
+  const { clock, gateway, stream, display, finish, shownChars, nothingIsLeft } = await completeAnswer();
+  const renderer = display();
+  await clock.pass(1_000);
+  await finish();
+  renderer.pause();
+  await clock.pass(30_100);
+  const pauses = gateway.reports.filter(({ paused }) => paused);
+  assert.ok(pauses.length >= 6 && pauses.length <= 8, `${pauses.length}`);
+  renderer.resume();
+  await clock.pass(100);
+  const { paused, age_ms } = gateway.reports.at(-1)!;
+  assert.deepEqual([paused, age_ms], [false, 0]);
+  renderer.pause();
+  await clock.pass(60_000);
+  assert.equal(gateway.reports.at(-1)!.chars, shownChars());
+  assert.equal(stream.open, false);
+  assert.equal(clock.timers, 0);
+  renderer.dispose();
+  nothingIsLeft();
+});
+
+test("a long text is followed for a minute after the answer", async () => {
+  const { clock, gateway, display, finish, nothingIsLeft } = await completeAnswer();
+  const renderer = display();
+  renderer.rate = { tokens: 1 };
+  await finish();
+  await clock.pass(61_000);
+  const last = gateway.posts.at(-1)!;
+  assert.ok(last.atMs > 58_000 && last.atMs <= 60_000, `${last.atMs}`);
+  assert.equal(renderer.state, "reading");
+  assert.ok(gateway.posts.length <= 65, `${gateway.posts.length} requests in a minute`);
+  renderer.dispose();
+  nothingIsLeft();
+});
+
+test("a page that goes away after the answer says where its reader was", async () => {
+  const { clock, page, gateway, stream, finish } = await completeAnswer();
+  stream.shown({ chars: 50 });
+  await finish();
+  await clock.pass(2_000);
+  page.leave();
+  const { reports } = JSON.parse(page.beacons[0]!.body);
+  assert.deepEqual(reports, [{ seq: 2, age_ms: 2_000, chars: 50, visible: false, paused: false }]);
+  assert.equal(gateway.reports.length, 1);
+});
+
+for (const status of [404, 410]) {
+  test(`${status} after the answer ends the reports and leaves nothing`, async () => {
+    const { clock, gateway, stream, finish, nothingIsLeft } = await completeAnswer();
+    stream.shown({ chars: 50 });
+    await clock.pass(1_000);
+    await finish();
+    gateway.progress = () => new Response("gone", { status });
+    stream.shown({ chars: 100 });
+    await settle();
+    nothingIsLeft();
+    stream.shown({ chars: 200 });
+    stream.leave();
+    await clock.pass(60_000);
+    assert.equal(gateway.posts.length, 2);
+  });
+}
+
+test("a last report that fails is not tried again", async () => {
+  const { clock, gateway, stream, display, finish, nothingIsLeft } = await completeAnswer();
+  const renderer = display();
+  await finish();
+  await clock.pass(1_500);
+  gateway.progress = () => Promise.reject(new TypeError("failed to fetch"));
+  renderer.dispose();
+  const { length } = gateway.posts;
+  await settle();
+  nothingIsLeft();
+  await clock.pass(60_000);
+  assert.deepEqual([gateway.posts.length, stream.open], [length, false]);
+});
+
+test("no report is older than the gateway takes", async () => {
+  const { clock, page, gateway, stream, finish } = await completeAnswer();
+  stream.shown({ chars: 50 });
+  await clock.pass(100_000); // the engine is slow
+  await finish();
+  page.setHidden(true);
+  await clock.pass(100);
+  assert.deepEqual([gateway.reports.at(-1)!.visible, gateway.reports.at(-1)!.age_ms], [false, 60_000]);
+});
+
+test("an answer that breaks off is read on", async () => {
+  const { clock, gateway, reader, display, shownChars } = await completeAnswer();
+  display();
+  const read = assert.rejects(reader.read(), TypeError);
+  await gateway.break();
+  await read;
+  await clock.pass(3_000);
+  assert.ok(shownChars() - gateway.reports.at(-1)!.chars! <= 60);
+  assert.ok(gateway.reports.at(-1)!.chars! > 50);
 });

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 
-__all__ = ["EventSplitter", "content_pattern"]
+__all__ = ["EventSplitter", "content_pattern", "count_chars", "is_done"]
 
 _BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _LF_BOUNDARY = re.compile(rb"\n\n")
@@ -15,6 +16,8 @@ _PATTERNS = {
     "content": re.compile(rb'"content"\s*:\s*"(?!")'),
     "text": re.compile(rb'"text"\s*:\s*"(?!")'),
 }
+_STRING = re.compile(rb'"(?:content|text)"\s*:\s*("(?:[^"\\]|\\.)*")')
+_DONE = re.compile(rb"data:\s*\[DONE\]")
 MAX_HELD_BYTES = 1 << 20
 
 
@@ -24,6 +27,19 @@ def content_pattern(path: str) -> re.Pattern[bytes]:
     Reasoning (``reasoning_content``), tool calls and empty deltas bring none.
     """
     return _PATTERNS["content" if path.endswith("/chat/completions") else "text"]
+
+
+def count_chars(event: bytes) -> int:
+    """Unicode code points of text for the reader in one event that brings some."""
+    try:
+        return sum(len(json.loads(text)) for text in _STRING.findall(event))
+    except ValueError:  # no JSON: whoever parses the answer will say so
+        return 0
+
+
+def is_done(event: bytes) -> bool:
+    """Whether this is the last event of an answer."""
+    return _DONE.match(event) is not None
 
 
 class EventSplitter:

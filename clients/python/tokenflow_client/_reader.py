@@ -10,7 +10,16 @@ from contextlib import contextmanager
 from typing import Literal, TypedDict, TypeVar, get_args
 from weakref import WeakValueDictionary
 
-__all__ = ["READER_ID", "Delivery", "Evidence", "Kind", "ReaderSettings", "TokenFlowReader", "find_reader"]
+__all__ = [
+    "READER_ID",
+    "Delivery",
+    "Evidence",
+    "Kind",
+    "ReaderSettings",
+    "Shown",
+    "TokenFlowReader",
+    "find_reader",
+]
 
 Kind = Literal["human", "voice", "machine"]
 Delivery = Literal["immediate", "paced"]
@@ -41,6 +50,18 @@ _readers: WeakValueDictionary[str, TokenFlowReader] = WeakValueDictionary()
 def find_reader(reader_id: str) -> TokenFlowReader | None:
     """The reader whose `headers` a request was made with."""
     return _readers.get(reader_id)
+
+
+class Shown:
+    """What its reader has seen or heard of one answer."""
+
+    __slots__ = ("chars", "closed", "tokens")
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.chars = 0
+        self.closed = False
+        """The reader is gone, or reads another answer: it will not become more."""
 
 
 class TokenFlowReader:
@@ -77,8 +98,7 @@ class TokenFlowReader:
         self._lock = threading.Lock()
         self._pauses = 0
         self._pause_pressed = False
-        self._shown_tokens = 0
-        self._shown_chars = 0
+        self._shown = Shown()
         self._id = str(next(_ids))
         _readers[self._id] = self
 
@@ -115,13 +135,21 @@ class TokenFlowReader:
         """What the reader has seen or heard so far, since the start of the answer.
 
         `tokens` counts chunks with content, `chars` Unicode code points of content; give one of them. A value
-        lower than before changes nothing.
+        lower than before changes nothing. Go on after the end of the answer, until all of it is shown.
         """
         if (tokens is None) == (chars is None):
             raise ValueError("shown() takes either tokens or chars")
         with self._lock:
-            self._shown_tokens = max(self._shown_tokens, tokens or 0)
-            self._shown_chars = max(self._shown_chars, chars or 0)
+            if self._shown.closed:
+                return
+            self._shown.tokens = max(self._shown.tokens, tokens or 0)
+            self._shown.chars = max(self._shown.chars, chars or 0)
+
+    def close(self) -> None:
+        """The reader is gone: what has not been shown will not be. Ends the reports of this answer."""
+        with self._lock:
+            self._shown.closed = True
+        self._changed()
 
     @property
     def rate(self) -> float | None:
@@ -146,19 +174,16 @@ class TokenFlowReader:
         }
         return {name: value for name, value in known.items() if value}
 
-    @property
-    def shown_tokens(self) -> int:
-        return self._shown_tokens
+    def begin(self, changed: Callable[[], None]) -> Shown:
+        """A new answer begins; `changed` is called when the reporter should look at once.
 
-    @property
-    def shown_chars(self) -> int:
-        return self._shown_chars
-
-    def begin(self, changed: Callable[[], None]) -> None:
-        """A new answer begins; `changed` is called when the reporter should look at once."""
+        Returns what `shown` will say of this answer. Of the one before nothing more will be said.
+        """
         with self._lock:
-            self._shown_tokens = self._shown_chars = 0
-        self._changed = changed
+            before, self._shown = self._shown, Shown()
+            before.closed |= self.evidence == "shown"
+            self._changed = changed
+            return self._shown
 
     def _count_pause(self, step: int) -> None:
         with self._lock:

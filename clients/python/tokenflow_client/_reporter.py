@@ -42,7 +42,8 @@ class Statistics:
     """Counts since the client was made; `open` is now.
 
     Every stream is either `tracked` (reports are sent) or `untracked` (the server gave no usable
-    `X-TokenFlow-Stream`, or something in between encoded the body).
+    `X-TokenFlow-Stream`, or something in between encoded the body). Those whose reader reads on after the
+    answer are `open` too.
     """
 
     open: int = 0
@@ -54,7 +55,7 @@ class Statistics:
     refused: int = 0
     """Refused for good (4xx); the stream is not reported on any more."""
     late: int = 0
-    """The gateway had closed the stream already."""
+    """The gateway had forgotten the stream already."""
 
 
 class Reporter:
@@ -73,7 +74,7 @@ class Reporter:
         self._counts = Statistics()
 
     def follow(self, track: Track) -> None:
-        """Report on this stream until it ends."""
+        """Report on this stream until it has ended and its reader with it."""
         with self._lock:
             if self._closing:
                 return
@@ -136,6 +137,7 @@ class Reporter:
     def _pass(self, post: Post, tracks: list[Track]) -> None:
         for track in tracks:
             now_s = self._clock()
+            track.settle(now_s)
             ended = track.ended
             if track.due(now_s):
                 if now_s >= self._not_before_s:
@@ -161,7 +163,7 @@ class Reporter:
             self._not_accepted(track, answer)
 
     def _not_accepted(self, track: Track, answer: Answer) -> None:
-        if answer.status == 404:
+        if answer.status in {404, 410}:
             self._forget(track)
             self._count("late")
         elif answer.status == 429:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tokenflow_client._reader import TokenFlowReader
 
-__all__ = ["HEARTBEAT_S", "INTERVAL_S", "PAUSED_HEARTBEAT_S", "Report", "Track"]
+__all__ = ["HEARTBEAT_S", "INTERVAL_S", "PAUSED_HEARTBEAT_S", "READ_ON_S", "Report", "Track"]
 
 INTERVAL_S = 0.2
 """Reports of a position are at least so far apart; a pause, its end and the end of the answer do not wait."""
@@ -17,7 +17,9 @@ AT_ONCE_S = 0.06
 HEARTBEAT_S = 1.5
 PAUSED_HEARTBEAT_S = 5.0
 """The gateway takes a pause as over after 15 s without a report."""
-STILL_S = 1.0
+READ_ON_S = 60.0
+"""How long after the answer its reader is followed. The gateway takes reports for five minutes."""
+STILL_S = 0.4
 STILL_FACTOR = 4.0
 """An application that keeps one event for so many times its usual, and `STILL_S` at least, has paused."""
 _SMOOTHING = 0.25
@@ -51,8 +53,8 @@ class Track:
     """
 
     __slots__ = (
-        "_clock", "_held_since_s", "_said", "_seq", "_usual_s", "_wake",
-        "capability", "ended", "handed_over", "not_before_s", "read", "reader", "url",
+        "_clock", "_held_since_s", "_over_at_s", "_said", "_seq", "_shown", "_usual_s", "_wake",
+        "capability", "ended", "handed_over", "handed_over_chars", "not_before_s", "read", "reader", "url",
     )  # fmt: skip
 
     def __init__(
@@ -69,9 +71,12 @@ class Track:
         self.reader = reader
         self.handed_over = 0
         """Content events given to the application, the one it is busy with included."""
+        self.handed_over_chars = 0
+        """Code points in them, as far as they were counted."""
         self.read = 0
         """Content events after which the application has asked for more."""
         self.ended = False
+        """There will be nothing to report beyond what is known now."""
         self.not_before_s = -math.inf
         self._clock = clock
         self._wake = wake
@@ -79,13 +84,25 @@ class Track:
         self._usual_s = 0.0
         self._seq = 0
         self._said: Report | None = None
-        reader.begin(wake)
+        self._over_at_s: float | None = None
+        self._shown = reader.begin(wake)
 
     # ---- the stream's side ----
 
-    def hand_over(self, *, content: bool) -> None:
+    @property
+    def wants_chars(self) -> bool:
+        """Whether the reader may count code points, so that those handed over have to be counted too."""
+        return self.reader.evidence == "shown"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of the answer that will come has been handed over."""
+        return self._over_at_s is not None
+
+    def hand_over(self, *, content: bool, chars: int = 0) -> None:
         """The application gets an event now."""
         self.handed_over += content
+        self.handed_over_chars += chars
         self._held_since_s = self._clock()
 
     def asked(self) -> None:
@@ -98,13 +115,28 @@ class Track:
         if self._said is not None and self._said.paused:
             self._wake()
 
+    def over(self) -> None:
+        """No more of the answer will come. What is shown of it may take longer. May be repeated."""
+        if self.reader.evidence != "shown":
+            self.end()
+        elif self._over_at_s is None:
+            self._over_at_s = self._clock()
+            self._wake()
+
     def end(self) -> None:
-        """The answer is over, or nobody wants the rest. May be repeated."""
+        """Nobody wants the rest, or nothing more is to be reported. May be repeated."""
         if not self.ended:
             self.ended = True
             self._wake()
 
     # ---- the reporter's side ----
+
+    def settle(self, now_s: float) -> None:
+        """End if the reader is gone or, after the answer, once all is shown or it has taken too long."""
+        over_at_s = self._over_at_s
+        took_too_long = over_at_s is not None and now_s - over_at_s >= READ_ON_S
+        if self._shown.closed or took_too_long or (over_at_s is not None and self._all_is_shown()):
+            self.ended = True
 
     def due(self, now_s: float) -> bool:
         """Whether the gateway would be wrong, by a token or about a pause, without a report."""
@@ -114,7 +146,9 @@ class Track:
         if said is None:
             return True
         if self.ended:
-            return self._position() != (said.tokens, said.chars)
+            return not self._stands(said)
+        if self.is_over and not self._paused(now_s) and not said.paused and self._stands(said):
+            return False  # a reader who left without a word must not look like one who is slow
         since_s = now_s - said.at_s
         if self._paused(now_s) != said.paused or self.reader.rate != said.rate:
             return since_s >= AT_ONCE_S
@@ -136,9 +170,18 @@ class Track:
     def _position(self) -> tuple[int | None, int | None]:
         if self.reader.evidence == "pull":
             return self.read, None
-        if self.reader.shown_chars and not self.reader.shown_tokens:
-            return None, self.reader.shown_chars
-        return self.reader.shown_tokens, None
+        if self._shown.chars and not self._shown.tokens:
+            return None, self._shown.chars
+        return self._shown.tokens, None
+
+    def _stands(self, said: Report) -> bool:
+        return self._position() == (said.tokens, said.chars)
+
+    def _all_is_shown(self) -> bool:
+        tokens, chars = self._position()
+        if tokens is None:
+            return chars is not None and chars >= self.handed_over_chars
+        return tokens >= self.handed_over
 
     def _paused(self, now_s: float) -> bool:
         if self.reader.is_paused:
@@ -157,9 +200,9 @@ class Track:
         It carries it on at the declared rate; at which one without, is not ours to know, so that a reader who
         stands still in front of unread text is worth a report as well.
         """
-        tokens, chars = self._position()
+        tokens, _ = self._position()
         if said.paused:
-            return (tokens, chars) != (said.tokens, said.chars)
+            return not self._stands(said)
         if tokens is None or said.tokens is None:
             return True
         if said.rate is None:

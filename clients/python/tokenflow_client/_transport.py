@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any
 
-from tokenflow_client._events import EventSplitter, content_pattern
+from tokenflow_client._events import EventSplitter, content_pattern, count_chars, is_done
 from tokenflow_client._library import Library
 from tokenflow_client._reader import READER_ID, TokenFlowReader, find_reader
 from tokenflow_client._reporter import Answer, Post, Reporter, Statistics
@@ -76,48 +76,62 @@ class _Stream:
     def __del__(self) -> None:
         # Dropped without `close`. No wake: it takes a lock, which this thread may hold already (a collection
         # can begin anywhere); the reporter will see it at its next tick.
-        self._track.ended = True
+        if not self._track.is_over:
+            self._track.ended = True
+
+    def _hand_over(self, event: bytes) -> None:
+        track = self._track
+        if self._brings_content(event):
+            track.hand_over(content=True, chars=count_chars(event) if track.wants_chars else 0)
+            return
+        track.hand_over(content=False)
+        if is_done(event):
+            track.over()  # now: an SDK need not read on from here
+
+    def _leave(self) -> None:
+        if not self._track.is_over:
+            self._track.end()
 
 
 class _SyncStream(_Stream):
     def __iter__(self) -> Iterator[bytes]:
-        track, brings_content = self._track, self._brings_content
+        track = self._track
         try:
             for data in self._inner:
                 for event in self._events.feed(data):
-                    track.hand_over(content=brings_content(event) is not None)
+                    self._hand_over(event)
                     yield event
                     track.asked()
         except Exception:
-            track.end()  # openai 1.x does not close an answer that broke
+            track.over()  # openai 1.x does not close an answer that broke
             raise
         if rest := self._events.end():
             yield rest
-        track.end()
+        track.over()
 
     def close(self) -> None:
-        self._track.end()
+        self._leave()
         self._inner.close()
 
 
 class _AsyncStream(_Stream):
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        track, brings_content = self._track, self._brings_content
+        track = self._track
         try:
             async for data in self._inner:
                 for event in self._events.feed(data):
-                    track.hand_over(content=brings_content(event) is not None)
+                    self._hand_over(event)
                     yield event
                     track.asked()
         except Exception:
-            track.end()  # openai 1.x does not close an answer that broke
+            track.over()  # openai 1.x does not close an answer that broke
             raise
         if rest := self._events.end():
             yield rest
-        track.end()
+        track.over()
 
     async def aclose(self) -> None:
-        self._track.end()
+        self._leave()
         await self._inner.aclose()
 
 

@@ -1,12 +1,13 @@
-// node chat.mjs openai|ai-sdk|plain BASE_URL [RATE]
+// node chat.mjs openai|ai-sdk|plain BASE_URL [RATE [STOP_MS]]
 // One chat through @tokenflow/client under an SDK, shown at RATE tokens per second (default: at once), with a
-// pause of 300 ms after the tenth word where there is a rate. Prints what was seen as JSON.
+// pause of 300 ms after the tenth word where there is a rate. The reader leaves STOP_MS after the first word.
+// Prints what was seen as JSON.
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { createFetch, PacedRenderer, readContent } from "@tokenflow/client";
 import { streamText } from "ai";
 import OpenAI from "openai";
 
-const [sdk, baseURL, rate] = process.argv.slice(2);
+const [sdk, baseURL, rate, stopMs] = process.argv.slice(2);
 const model = "smollm2-135m";
 const question = [{ role: "user", content: "Say hello in many scripts." }];
 const seen = { id: null, text: "", shown: "", delivered: null, pauseMs: 0 };
@@ -26,6 +27,7 @@ function follow(opened) {
 function show(text) {
   seen.shown += text;
   shows += 1;
+  if (stopMs && shows === 1) setTimeout(() => renderer.dispose(), Number(stopMs));
   if (pausedAtMs) seen.pauseMs ||= performance.now() - pausedAtMs;
   if (!rate || shows !== 10) return;
   pausedAtMs = performance.now();

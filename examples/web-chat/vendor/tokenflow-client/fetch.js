@@ -67,11 +67,11 @@ function watch(source, stream) {
     const reader = source.getReader();
     const pull = async (controller) => {
         const read = await reader.read().catch((error) => {
-            stream.close();
+            stream.end();
             throw error;
         });
         if (read.done) {
-            stream.close();
+            stream.end();
             controller.close();
             return;
         }
@@ -79,7 +79,7 @@ function watch(source, stream) {
         controller.enqueue(read.value);
     };
     const cancel = (reason) => {
-        stream.close();
+        stream.end();
         return reader.cancel(reason);
     };
     return new ReadableStream({ pull, cancel }, { highWaterMark: 0 });

@@ -73,6 +73,10 @@ export class PacedRenderer {
     }
     /** From now on this stream is told what the reader has seen. */
     follow(stream) {
+        if (this.#end)
+            return;
+        if (this.#stream !== stream)
+            this.#stream?.leave();
         this.#stream = stream;
         if (this.#holds.size > 0)
             stream.pause();
@@ -116,7 +120,7 @@ export class PacedRenderer {
         this.#reveal();
         this.#changed();
     }
-    /** Stops for good: nothing is shown or reported any more. */
+    /** Stops for good: nothing is shown any more, and nothing reported beyond what was. */
     dispose() {
         if (this.#end)
             return;
@@ -208,6 +212,7 @@ export class PacedRenderer {
         this.#cancelFrame?.();
         for (const stop of this.#stop)
             stop();
+        this.#stream?.leave();
         this.#finish(end);
     }
 }

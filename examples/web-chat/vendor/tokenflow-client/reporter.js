@@ -1,5 +1,6 @@
 const SPACING_MS = 200; // at most five requests a second
 const URGENT_SPACING_MS = 60; // for a button pressed fast; the gateway takes 20 requests a second
+const MAX_AGE_MS = 60_000; // the gateway refuses what is older
 const MAX_BATCH = 64; // the gateway refuses more reports in one request
 const MAX_IN_FLIGHT = 2; // a browser has six connections to a host, and the streams need them
 const TIMEOUT_MS = 5_000;
@@ -13,6 +14,7 @@ const LAST_RETRY_MS = 8_000;
  */
 export class Reporter {
     #options;
+    #onUnwanted;
     #pending = [];
     #seq = 0;
     #sentAtMs = -Infinity;
@@ -21,42 +23,52 @@ export class Reporter {
     #inFlight = 0;
     #closed = false;
     #cancelTimer = () => { };
-    constructor(options) {
+    /** `onUnwanted` is called when the gateway has said that it wants no reports of this stream any more. */
+    constructor(options, onUnwanted) {
         this.#options = options;
+        this.#onUnwanted = onUnwanted;
     }
-    /** False after `close`, or once the gateway has said that it wants no reports of this stream. */
+    /** False after `finish`, or once the gateway has said that it wants no reports of this stream. */
     get open() {
         return !this.#closed;
     }
-    /** Takes a state to be reported: at once if `urgent`, else with the next batch. */
-    report(state, { urgent = false } = {}) {
+    /** Takes a state to be reported: at once if `urgent`, else with the next batch. `atMs`: when it was so. */
+    report(state, { urgent = false, atMs = this.#options.clock.now() } = {}) {
         if (this.#closed)
             return;
-        this.#add(state, urgent);
+        this.#add(state, urgent, atMs);
         this.#schedule();
     }
     /** Hands everything pending and this last state to the browser, which sends it even if the page is gone. */
-    leave(state) {
+    leave(state, atMs = this.#options.clock.now()) {
         if (this.#closed)
             return;
-        this.#add(state, true);
+        this.#add(state, true, atMs);
         if (this.#options.page.beacon(this.#options.url, this.#body(this.#pending.slice(-MAX_BATCH))))
             this.#pending = [];
     }
-    /** Nothing is sent any more. */
-    close() {
+    /** Sends what is pending now or never, and nothing after it. */
+    finish() {
+        if (this.#mayBeSent() && this.#options.clock.now() >= this.#blockedUntilMs)
+            void this.#send();
+        this.#close();
+    }
+    #close() {
         this.#closed = true;
         this.#pending = [];
         this.#cancelTimer();
     }
-    #add(state, urgent) {
+    #add(state, urgent, atMs) {
         if (this.#pending.at(-1)?.urgent === false)
             this.#pending.pop(); // the newer position replaces it
-        this.#pending.push({ seq: ++this.#seq, atMs: this.#options.clock.now(), state, urgent });
+        this.#pending.push({ seq: ++this.#seq, atMs, state, urgent });
+    }
+    #mayBeSent() {
+        return !this.#closed && this.#pending.length > 0 && this.#inFlight < MAX_IN_FLIGHT;
     }
     #schedule() {
         this.#cancelTimer();
-        if (this.#closed || this.#pending.length === 0 || this.#inFlight >= MAX_IN_FLIGHT)
+        if (!this.#mayBeSent())
             return;
         const spacing = this.#pending.some(({ urgent }) => urgent) ? URGENT_SPACING_MS : SPACING_MS;
         const dueMs = Math.max(this.#sentAtMs + spacing, this.#blockedUntilMs);
@@ -74,7 +86,7 @@ export class Reporter {
         const outcome = await this.#post(this.#body(batch));
         this.#inFlight -= 1;
         if (outcome === "unwanted")
-            this.close();
+            this.#refused();
         else if (outcome === "taken")
             this.#retryMs = FIRST_RETRY_MS;
         else
@@ -113,6 +125,10 @@ export class Reporter {
         const afterS = Number(response.headers.get("retry-after") ?? NaN);
         return afterS > 0 ? Math.max(this.#retryMs, Math.min(afterS * 1_000, LAST_RETRY_MS)) : this.#retryMs;
     }
+    #refused() {
+        this.#close();
+        this.#onUnwanted();
+    }
     #retry(batch, waitMs) {
         this.#blockedUntilMs = this.#options.clock.now() + waitMs;
         this.#retryMs = Math.min(this.#retryMs * 2, LAST_RETRY_MS);
@@ -121,7 +137,8 @@ export class Reporter {
     }
     #body(batch) {
         const nowMs = this.#options.clock.now();
-        const reports = batch.map(({ seq, atMs, state }) => ({ seq, age_ms: Math.round(nowMs - atMs), ...state }));
+        const age_ms = (atMs) => Math.min(Math.round(nowMs - atMs), MAX_AGE_MS);
+        const reports = batch.map(({ seq, atMs, state }) => ({ seq, age_ms: age_ms(atMs), ...state }));
         return JSON.stringify({ capability: this.#options.capability, reports });
     }
 }

@@ -3,13 +3,15 @@ import { Reporter } from "./reporter.js";
 import { countChars } from "./text.js";
 const HEARTBEAT_MS = 1_000; // while the reader reads
 const SAME_RATE = 0.1; // relative: within it the heartbeat's correction is enough
+const READ_ON_MS = 60_000; // after the answer; the gateway takes reports for five minutes
 const SIGN_OF_LIFE_MS = 5_000; // while nothing moves: the gateway ends a pause after 15 s of silence
 /**
  * One streamed answer, and what the gateway is told about its reader.
  *
  * Tell it the position with `shown`, whenever it changes, and `pause` and `resume`: it decides what is worth a
- * report. It sees by itself that the page is hidden. Nothing is reported before the first position, nor after
- * the answer is complete. No method throws or waits.
+ * report. It sees by itself that the page is hidden. Nothing is reported before the first position. After the
+ * end of the answer it goes on until all that came has been shown or the reader has left (`leave`), for a
+ * minute at most. No method throws or waits.
  */
 export class TokenFlowStream {
     id;
@@ -20,27 +22,30 @@ export class TokenFlowStream {
     #content = new ContentReader((text) => this.#count(text));
     #delivered = { tokens: 0, chars: 0 };
     #position;
+    #positionAtMs = 0;
     #paused = false;
     #reported;
     #counting = true;
+    #over = false;
     #cancelSignOfLife = () => { };
+    #cancelReadOn = () => { };
     #stop;
     constructor(options) {
         this.id = options.id;
         this.#clock = options.clock;
         this.#page = options.page;
         this.#positionFrom = options.positionFrom;
-        this.#reporter = new Reporter(options);
+        this.#reporter = new Reporter(options, () => this.#release());
         this.#stop = [
             this.#page.onVisibility(() => this.#changed()),
-            this.#page.onLeave(() => this.#leave()),
+            this.#page.onLeave(() => this.#pageLeft()),
         ];
     }
     /** Content that has arrived at this program. */
     get delivered() {
         return this.#delivered;
     }
-    /** True while reports are of use: the answer goes on and the gateway takes them. */
+    /** True while reports are of use: the reader reads on and the gateway takes them. */
     get open() {
         return this.#reporter.open;
     }
@@ -51,7 +56,10 @@ export class TokenFlowStream {
     shown(position) {
         const newRate = differs(position.rate, this.#position?.rate);
         this.#position = position;
-        if (newRate || this.#isDue(position))
+        this.#positionAtMs = this.#clock.now();
+        if (this.#over && !this.#hasMore())
+            this.#finish();
+        else if (newRate || this.#isDue(position))
             this.#report();
     }
     /** The reader has stopped. Reported at once. */
@@ -68,6 +76,19 @@ export class TokenFlowStream {
         this.#paused = false;
         this.#changed();
     }
+    /**
+     * The reader has left: what has not been shown will not be. Reported is only what was shown last, then nothing
+     * before the next position; after the end of the answer, nothing at all.
+     */
+    leave() {
+        this.#reportLast();
+        this.#cancelSignOfLife();
+        this.#position = undefined;
+        this.#reported = undefined;
+        this.#paused = false;
+        if (this.#over)
+            this.#finish();
+    }
     /** Bytes of the answer, as they arrive. Called by the fetch. */
     take(bytes) {
         if (!this.#counting)
@@ -79,12 +100,44 @@ export class TokenFlowStream {
             this.#counting = false; // an endless event; the bytes go on to whoever reads them
         }
     }
-    /** The answer is over, in whatever way: nothing is reported any more. Called by the fetch. */
-    close() {
-        this.#reporter.close();
+    /** The answer is over, in whatever way; its reader may read on. Called by the fetch. */
+    end() {
+        if (this.#over)
+            return;
+        this.#over = true;
+        if (!this.open || !this.#hasMore())
+            return this.#finish();
+        this.#cancelReadOn = this.#clock.after(READ_ON_MS, () => this.#finish());
+        if (!this.#isStill())
+            this.#cancelSignOfLife();
+    }
+    /** Whether the reader is known to have come only as far as a part of what came. */
+    #hasMore() {
+        if (!this.#position)
+            return false;
+        if ("chars" in this.#position)
+            return this.#position.chars < this.#delivered.chars;
+        return this.#position.tokens < this.#delivered.tokens;
+    }
+    #isStill() {
+        return this.#paused || this.#page.hidden === true;
+    }
+    #finish() {
+        this.#reportLast();
+        this.#reporter.finish();
+        this.#release();
+    }
+    #release() {
         this.#cancelSignOfLife();
+        this.#cancelReadOn();
         for (const stop of this.#stop.splice(0))
             stop();
+    }
+    /** What was shown last, if it has not been reported, as of the time when it was shown. */
+    #reportLast() {
+        if (!this.#position || this.#position === this.#reported?.position)
+            return;
+        this.#reporter.report(this.#state(this.#position), { urgent: true, atMs: this.#positionAtMs });
     }
     #count(text) {
         const { tokens, chars } = this.#delivered;
@@ -95,17 +148,25 @@ export class TokenFlowStream {
     #changed() {
         this.#report({ urgent: true });
     }
-    #leave() {
-        if (this.#position)
-            this.#reporter.leave({ ...this.#state(this.#position), visible: false });
+    #pageLeft() {
+        if (!this.#position)
+            return;
+        this.#reporter.leave({ ...this.#state(this.#position), visible: false }, this.#over ? this.#positionAtMs : undefined);
     }
     #report({ urgent = false } = {}) {
         if (!this.#position || !this.open)
             return;
-        this.#reporter.report(this.#state(this.#position), { urgent });
-        this.#reported = { tokens: this.#tokensOf(this.#position), atMs: this.#clock.now() };
+        const position = this.#position;
+        this.#reporter.report(this.#state(position), { urgent, atMs: this.#trueAtMs() });
+        this.#reported = { position, tokens: this.#tokensOf(position), atMs: this.#clock.now() };
         this.#cancelSignOfLife();
+        if (this.#over && !this.#isStill())
+            return; // who left without a word must not look like one who is slow
         this.#cancelSignOfLife = this.#clock.after(SIGN_OF_LIFE_MS, () => this.#report());
+    }
+    /** When what is to be reported was so. Where a display that has stopped is, is known of when it was last heard. */
+    #trueAtMs() {
+        return this.#over && this.#isStill() ? this.#positionAtMs : this.#clock.now();
     }
     #state({ rate, ...position }) {
         const { hidden } = this.#page;
@@ -123,8 +184,7 @@ export class TokenFlowStream {
         const elapsedMs = this.#clock.now() - this.#reported.atMs;
         if (elapsedMs >= HEARTBEAT_MS)
             return true;
-        const still = this.#paused || this.#page.hidden;
-        const gone = still ? 0 : ((position.rate ?? 0) * elapsedMs) / 1_000;
+        const gone = this.#isStill() ? 0 : ((position.rate ?? 0) * elapsedMs) / 1_000;
         const foreseen = Math.min(this.#reported.tokens + gone, this.#delivered.tokens);
         return Math.abs(this.#tokensOf(position) - foreseen) >= 1;
     }

@@ -1,0 +1,1 @@
+"""KV between device and host: what is where, and the copies between them. Knows no policy and no engine."""

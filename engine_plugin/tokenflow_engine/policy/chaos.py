@@ -1,0 +1,79 @@
+"""Preempts at random, to test that nobody can tell. Never chosen unless asked for by name."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+
+from tokenflow_engine.policy.base import EngineView, Phase, Place, Plan, Reason
+
+__all__ = ["Chaos"]
+
+_EVERY_S = 0.01
+_HOLD_AFTER = 5
+_MOST = 6
+"""Preemptions of one stream, so that everybody gets done."""
+
+
+class Chaos:
+    """``TOKENFLOW_CHAOS`` is its seed, and may name the moves it makes: ``7:park,evict,load,recompute``.
+
+    With the move ``hold``, streams whose id begins with ``soft`` are parked, those with ``hard`` evicted, and
+    both stay out until another policy is in force.
+    """
+
+    name = "chaos"
+
+    def __init__(self) -> None:
+        seed, _, moves = os.environ.get("TOKENFLOW_CHAOS", "0").partition(":")
+        self._random = random.Random(int(seed))  # noqa: S311 - a test's dice
+        self._moves = set(moves.split(",")) if moves else {"park", "evict", "load", "recompute"}
+
+    def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
+        """A random plan that this view allows. Everybody who waits is admitted."""
+        plan = Plan(next_at=view.now + _EVERY_S)
+        for row, rid in enumerate(ids):
+            phase = Phase(int(view.phase[row]))
+            if "hold" in self._moves:
+                _hold(row, rid, phase, view, plan)
+            else:
+                self._decide(row, phase, view, plan)
+        self._random.shuffle(plan.write)
+        return plan
+
+    def _decide(self, row: int, phase: Phase, view: EngineView, plan: Plan) -> None:
+        dice = self._random.random()
+        spent = view.preemptions[row] >= _MOST
+        if phase is Phase.WAITING:
+            plan.admit.append(row)
+        elif phase is Phase.RUNNING and view.may_park[row] and not spent and view.generated[row] > 0:
+            if dice < 0.05 and "park" in self._moves:
+                plan.park.append(row)
+                plan.reasons[row] = Reason.AHEAD
+            elif dice < 0.10 and "evict" in self._moves:
+                plan.evict.append(row)
+                plan.reasons[row] = Reason.AHEAD
+            elif dice < 0.5:
+                plan.write.append(row)
+        elif phase is Phase.PARKED:
+            if dice < 0.2 or "evict" not in self._moves:
+                plan.resume.append(row)
+            elif dice < 0.25:
+                plan.evict.append(row)
+            elif dice < 0.5:
+                plan.write.append(row)
+        elif phase is Phase.OFFLOADED and dice < 0.3:
+            by_load = "load" in self._moves and (dice < 0.25 or "recompute" not in self._moves)
+            plan.load.append((row, Place.LOAD if by_load else Place.RECOMPUTE))
+
+
+def _hold(row: int, rid: str, phase: Phase, view: EngineView, plan: Plan) -> None:
+    if phase is Phase.WAITING:
+        plan.admit.append(row)
+    elif phase is Phase.RUNNING and view.may_park[row] and view.generated[row] >= _HOLD_AFTER:
+        if rid.startswith("soft"):
+            plan.park.append(row)
+        elif rid.startswith("hard"):
+            plan.evict.append(row)
+        plan.reasons[row] = Reason.AHEAD

@@ -1,0 +1,57 @@
+"""What can be tuned in the policy that ships."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Options"]
+
+_INFINITY = float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Defaults were chosen in simulation; see `bench/bench_scheduling.py`."""
+
+    efficiency: float = 0.85
+    """Share of the modelled capacity that is promised to readers who take turns in memory."""
+    efficiency_resident: float = 0.9
+    """The same while all of them have a place in the batch."""
+    keep_tokens: float = 24.0
+    """Lead that streams which take turns are to have at every horizon, so that they can be away."""
+    paused_share: float = 0.25
+    """Of a paused reader's rate, what is kept for its return."""
+    tail: float = 0.25
+    """A stream is expected to run on for at least this share of what it has generated."""
+    margin_s: float = 0.75
+    """A stream is brought back this long before its reader runs dry (and its return has to be paid)."""
+    ahead_s: float = 1.0
+    """A victim's reader has at least this much left to read when the victim could be back."""
+    least_s: float = 0.7
+    """A stream that came into the batch stays at least this long."""
+    starving_s: float = 20.0
+    """A started stream that is dry after so long outside takes a place from whoever is ahead most."""
+    patience_s: float = 10.0
+    """A machine's stream waits this long for what readers leave; then it takes a place as a reader would."""
+    lead_cap_s: float = _INFINITY
+    """Above this lead a stream is parked while somebody waits outside. Off by default: it idles memory."""
+    lead_cap_share: float = _INFINITY
+    """The same, as a share of the answer's expected length."""
+    tight_s: float = 0.5
+    """Below this slack a running reader is tight: streams far ahead are parked to make steps shorter."""
+    calm_s: float = 1.2
+    """Above this slack a running stream may be parked to make steps shorter."""
+    share: float = 0.5
+    """Of the smallest slack in the batch, what one pass may take."""
+    least_share: float = 0.25
+    """Prefill gets at least this share of a decode step."""
+    prefill_ahead_s: float = 0.3
+    """Newcomers get places only as far as they can be prefilled within this time."""
+    refill_s: float = 2.0
+    """Streams that are not urgent come back only if the batch could grow for this long afterwards."""
+    ample: float = 0.3
+    """With nobody outside, and this share of the pool free, the engine is left alone."""
+    most: int = 32
+    """Streams of a kind considered for a place in one plan; the next plan goes on."""
+    poll_s: float = 0.25
+    """With somebody waiting, plan at least this often."""

@@ -1,0 +1,172 @@
+"""TokenFlow's own scheduler (EuroSys '26, arXiv 2510.02758), as its paper gives it, for comparison.
+
+Every `interval_s`, and only under stress: first how many requests share the device (the working set), then
+which of them hold its memory (utility, greedy, swaps). Two readings of ours: rank by the *marginal* utility
+(the paper's formula taken literally ranks a nearly empty request low), and test for admission the buffers of
+those displaced (a newcomer has none). When readers want more than the engine gives, it falls back to first
+come, first served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tokenflow_engine.policy.base import Bools, EngineView, Floats, Phase, Plan, Reason
+from tokenflow_engine.policy.draft import Draft
+from tokenflow_engine.policy.rows import in_batch, lowest, outside, preempted, running, started
+from tokenflow_engine.policy.slack import Line, expected_remaining, return_costs, slacks
+
+__all__ = ["TokenFlow"]
+
+_MOST = 64
+
+
+class TokenFlow:
+    """`conservativeness` is the paper's mu, `gamma` and `value` weigh buffer against progress.
+
+    A preempted request that runs dry has the largest marginal utility, so it is chosen at the next tick at
+    which a running one holds a buffer. In the fallback, preempted requests come before newcomers, in order of
+    arrival.
+    """
+
+    name = "tokenflow"
+
+    def __init__(
+        self,
+        *,
+        interval_s: float = 0.5,
+        conservativeness: float = 1.5,
+        gamma: float = 1.0,
+        value: float = 0.1,
+        critical_s: float = 1.0,
+    ) -> None:
+        self._interval_s = interval_s
+        self._mu = conservativeness
+        self._gamma = gamma
+        self._value = value
+        self._critical_s = critical_s
+        self._next_tick = float("-inf")
+
+    def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
+        """See `Policy.plan`."""
+        out = outside(view)
+        away = preempted(view)
+        if not out.any() or (view.machine.all() and not away.any()):
+            return Plan(stock=True, next_at=view.now + self._interval_s)
+        draft = Draft(view, steps=4)
+        tick = not self._next_tick - self._interval_s <= view.now < self._next_tick
+        if tick:
+            self._next_tick = view.now + self._interval_s
+        if self._overloaded(view):
+            if not away.any():
+                return Plan(stock=True, next_at=self._next_tick)
+            self._first_come(view, draft, away)
+            return draft.finish(next_at=min(self._next_tick, draft.full_at()), why_waiting=Reason.OVERLOAD)
+        if tick or draft.soon < 0:
+            self._balance(view, draft)
+        self._fill(view, draft, away)
+        return draft.finish(next_at=min(self._next_tick, draft.full_at()))
+
+    def _overloaded(self, view: EngineView) -> bool:
+        """``sum r_i > Gamma``, with Gamma what the engine gives with its memory full."""
+        contexts = view.context
+        mean_context = max(float(contexts.mean()), 1.0)
+        batch = max(min(int(view.kv_tokens / mean_context), view.max_running, len(view)), 1)
+        gamma = batch / view.costs.decode_s(batch, batch * mean_context)
+        return bool(view.rate[~view.paused & ~view.machine].sum() > gamma)
+
+    def _first_come(self, view: EngineView, draft: Draft, away: Bools) -> None:
+        """The paper's fallback. Memory-aware: room for half of what all are expected to generate."""
+        self._free_memory(view, draft, -view.arrived)
+        for row in np.flatnonzero(away).tolist():
+            if not draft.taken(row) and not draft.bring(row, Reason.RESUMED):
+                return
+        remaining = expected_remaining(view, tail=0.0)
+        growth = float(remaining[in_batch(view)].sum())
+        for row in np.flatnonzero(view.phase == Phase.WAITING).tolist():
+            growth += float(remaining[row])
+            if draft.free - draft.needs(row) < 0.5 * growth or not draft.bring(row, Reason.ADMITTED):
+                return
+
+    def _balance(self, view: EngineView, draft: Draft) -> None:
+        """Steps 1 and 2 of one tick."""
+        utility = self._marginal(view)
+        self._free_memory(view, draft, utility)
+        load, prefill = Line.through(view.costs.load_s), Line.through(view.costs.prefill_s)
+        back = return_costs(view, load=load, prefill=prefill)
+        must_hold = self._mu * view.rate * (view.costs.evict_s(0.0) + back + self._interval_s)
+        spare = running(view) & view.may_park & (view.buffered >= must_hold)
+        spare |= running(view) & view.may_park & (view.machine | view.paused)
+        victims = lowest(utility, np.flatnonzero(spare), 2 * _MOST).tolist()
+        admitted = self._working_set(view)
+        critical = started(view) & ~view.machine & (view.buffered < must_hold + view.rate * self._critical_s)
+        wanted = outside(view) & (critical | admitted)
+        for row in lowest(-utility, np.flatnonzero(wanted), _MOST).tolist():
+            if draft.taken(row):
+                continue
+            swapped: list[int] = []
+            needed, places = draft.needs(row) - draft.soon, 1 - min(draft.places, draft.rows)
+            while (needed > 0 or places > 0) and victims and utility[victims[0]] < utility[row]:
+                victim = victims.pop(0)
+                if draft.taken(victim):
+                    continue
+                swapped.append(victim)
+                needed -= int(view.owned[victim])
+                places -= 1
+            if needed > 0 or places > 0:
+                break
+            for victim in swapped:
+                draft.evict(victim, Reason.AHEAD)
+            if not draft.bring(row, Reason.URGENT if started(view)[row] else Reason.ADMITTED):
+                draft.hold(row, Reason.NO_ROOM)
+        dirty = view.synced < view.owned
+        draft.plan.write = [row for row in victims if dirty[row] and not draft.taken(row)]
+        for row in draft.plan.write:
+            draft.plan.reasons.setdefault(row, Reason.AHEAD)
+
+    def _working_set(self, view: EngineView) -> Bools:
+        """Waiting requests that may share the device: the queue's head, as far as the working set has room.
+
+        `W = floor(M / beta)` is a limit on those that hold memory at one time; scaled toward the number
+        running, so that it grows by half of what is missing per tick, and by at least one.
+        """
+        inside = int(in_batch(view).sum())
+        footprint = max(float(view.context.mean()), 1.0)
+        static = min(int(view.kv_tokens / footprint), view.max_running)
+        room = max((max(static - inside, 0) + 1) // 2, 1)
+        displaceable = int((running(view) & (view.buffered > self._mu * view.rate * self._critical_s)).sum())
+        admitted = np.zeros(len(view), dtype=bool)
+        admitted[np.flatnonzero(view.phase == Phase.WAITING)[: room + displaceable]] = True
+        return admitted
+
+    def _fill(self, view: EngineView, draft: Draft, away: Bools) -> None:
+        """Free memory goes to who is critical, then to the queue."""
+        slack = slacks(view, patience_s=self._critical_s)
+        for row in lowest(slack, np.flatnonzero(away), _MOST).tolist():
+            if not draft.taken(row) and not draft.bring(row, Reason.RESUMED):
+                return
+        for row in np.flatnonzero(view.phase == Phase.WAITING)[:_MOST].tolist():
+            if not draft.taken(row) and not draft.bring(row, Reason.ADMITTED):
+                return
+
+    def _marginal(self, view: EngineView) -> Floats:
+        """What serving until the next tick gains against not serving; `phi(b) = exp(-b)`, b in seconds."""
+        horizon = self._interval_s
+        batch = max(int(running(view).sum()), 1)
+        speed = 1.0 / view.costs.decode_s(batch, float(view.context[running(view)].sum()))
+        read = np.where(view.paused, 0.0, view.rate * horizon)
+        unserved = np.maximum(view.buffered - read, 0.0) / view.rate
+        served = np.maximum(view.buffered + speed * horizon - read, 0.0) / view.rate
+        gain = self._value * horizon + self._gamma * (np.exp(-unserved) - np.exp(-served))
+        return np.where((view.paused & started(view)) | view.machine, 0.0, view.weight * gain)
+
+    def _free_memory(self, view: EngineView, draft: Draft, rank: Floats) -> None:
+        """Those of the lowest rank leave until the batch can take its next steps."""
+        if draft.soon >= 0:
+            return
+        for row in lowest(rank, np.flatnonzero(running(view) & view.may_park), 64).tolist():
+            draft.evict(row, Reason.MEMORY)
+            if draft.soon >= 0:
+                return

@@ -1,0 +1,221 @@
+"""What the policy that ships decides, one situation at a time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support.plans import NOW, Row, check, names, view_of
+from tokenflow_bench.costs import MACHINES
+from tokenflow_engine.policy.base import EngineView, Phase, Place, Plan, Reason
+from tokenflow_engine.policy.registry import policy_named
+
+RUNNING, WAITING, OFFLOADED, PARKED = Phase.RUNNING, Phase.WAITING, Phase.OFFLOADED, Phase.PARKED
+
+
+def plan_of(view: EngineView, **options: Any) -> Plan:
+    plan = policy_named("adaptive", **options).plan(view, names(view))
+    check(view, plan)
+    return plan
+
+
+def ahead(seconds: float, **values: Any) -> Row:
+    """Running; its reader has so many seconds of text."""
+    return Row(phase=RUNNING, generated=2000, rate=10.0, buffered=10.0 * seconds, **values)
+
+
+def test_a_newcomer_takes_the_place_of_who_is_ahead_most() -> None:
+    plan = plan_of(view_of(ahead(5), ahead(20), ahead(0.5), Row(phase=WAITING, context=100, waited=0)))
+    assert plan.evict == [1]
+    assert plan.admit == [3]
+    assert plan.reasons[1] == Reason.AHEAD
+    assert plan.reasons[3] == Reason.ADMITTED
+
+
+def test_nobody_is_preempted_for_a_newcomer_when_nobody_is_ahead() -> None:
+    plan = plan_of(view_of(*[ahead(0.5)] * 3, Row(phase=WAITING, context=100, waited=0), free=20))
+    assert plan.evict == plan.admit == []
+    assert plan.reasons[3] == Reason.NO_ROOM
+
+
+def test_free_room_is_used_before_anybody_is_preempted() -> None:
+    plan = plan_of(view_of(ahead(20), ahead(20), Row(phase=WAITING, context=100), free=400))
+    assert (plan.evict, plan.admit) == ([], [2])
+
+
+def test_a_paused_reader_goes_first() -> None:
+    plan = plan_of(view_of(ahead(30), ahead(1, paused=True), Row(phase=WAITING, context=100)))
+    assert plan.evict == [1]
+    assert plan.reasons[1] == Reason.PAUSED
+
+
+def test_a_machine_goes_before_a_reader() -> None:
+    plan = plan_of(view_of(ahead(30), ahead(0, machine=True), Row(phase=WAITING, context=100)))
+    assert plan.evict == [1]
+    assert plan.reasons[1] == Reason.NO_READER
+
+
+def test_who_has_just_come_stays() -> None:
+    """Hysteresis: the stream that is ahead most came a moment ago."""
+    plan = plan_of(view_of(ahead(5), ahead(20, since=0.1), Row(phase=WAITING, context=100)))
+    assert plan.evict == [0]
+
+
+def test_synced_streams_go_first_among_equals() -> None:
+    plan = plan_of(view_of(ahead(10, synced=False), ahead(10), Row(phase=WAITING, context=100)))
+    assert plan.evict == [1]
+
+
+def test_a_newcomer_waits_for_pages_that_are_still_copied() -> None:
+    """The victim's pages are not free yet: a later plan admits the newcomer, and nobody takes its place."""
+    view = view_of(ahead(20, synced=False), ahead(0.5), Row(phase=WAITING, context=100))
+    plan = plan_of(view)
+    assert (plan.evict, plan.admit) == ([0], [])
+    gone = replace(
+        view,
+        phase=np.array([OFFLOADED, RUNNING, WAITING], dtype=np.int8),
+        owned=np.array([0, 500, 0]),
+        kv_freeing=500,
+    )
+    assert plan_of(gone).evict == [], "the pages on their way are not asked for twice"
+
+
+def test_who_would_run_dry_comes_back_in_time() -> None:
+    away = Row(phase=OFFLOADED, generated=200, buffered=5, context=300)
+    plan = plan_of(view_of(ahead(20), ahead(20), away))
+    assert plan.evict in ([0], [1])
+    assert plan.load == [(2, Place.LOAD)]
+    assert plan.reasons[2] == Reason.URGENT
+
+
+def test_who_has_text_left_stays_away_and_is_planned_for() -> None:
+    away = Row(phase=OFFLOADED, generated=200, buffered=50, context=300)
+    plan = plan_of(view_of(ahead(20), ahead(20), away, free=20))
+    assert plan.evict == plan.load == []
+    assert NOW < plan.next_at < NOW + 5
+
+
+def test_a_starving_stream_takes_a_place_though_nobody_is_ahead() -> None:
+    away = Row(phase=OFFLOADED, generated=200, buffered=0, context=300, since=25)
+    assert plan_of(view_of(ahead(0.5), ahead(0.5), away)).load == [(2, Place.LOAD)]
+    recent = replace_row(away, since=5.0)
+    assert plan_of(view_of(ahead(0.5), ahead(0.5), recent)).load == []
+
+
+def replace_row(row: Row, **values: Any) -> Row:
+    return replace(row, **values)
+
+
+def test_a_paused_reader_stays_away_until_it_comes_back() -> None:
+    away = Row(phase=OFFLOADED, generated=200, buffered=0, paused=True)
+    assert plan_of(view_of(ahead(20), ahead(20), away)).load == []
+    back = replace_row(away, paused=False)
+    assert plan_of(view_of(ahead(20), ahead(20), back)).load == [(2, Place.LOAD)]
+
+
+def test_idle_memory_is_given_to_who_is_away() -> None:
+    away = Row(phase=OFFLOADED, generated=200, buffered=100, rate=1.0, context=300)
+    plan = plan_of(view_of(ahead(20), away, free=20_000))
+    assert plan.load == [(1, Place.LOAD)]
+    assert plan.reasons[1] == Reason.RESUMED
+
+
+def test_memory_for_the_next_steps_comes_first() -> None:
+    plan = plan_of(view_of(ahead(0.5), ahead(0.2), ahead(0.3), free=0))
+    assert plan.evict == [0]
+    assert plan.reasons[0] == Reason.MEMORY
+
+
+def test_fixed_streams_are_never_touched() -> None:
+    rows = [ahead(30, may_park=False), ahead(30, may_park=False), Row(phase=WAITING, context=100)]
+    plan = plan_of(view_of(*rows))
+    assert plan.park == plan.evict == plan.write == plan.admit == []
+
+
+def test_demand_beyond_capacity_is_refused() -> None:
+    """Sixty readers at 25 tokens a second are more than a 4090 can serve: newcomers wait."""
+    rows = [Row(phase=RUNNING, generated=200, rate=25.0, buffered=25, context=600) for _ in range(60)]
+    newcomer = Row(phase=WAITING, context=600, rate=25.0, waited=0)
+    plan = plan_of(view_of(*rows, newcomer, free=5_000, mean_output=2000.0))
+    assert plan.admit == []
+    assert plan.reasons[60] == Reason.OVERLOAD
+    fewer = plan_of(view_of(*rows[:20], newcomer, free=5_000, mean_output=2000.0))
+    assert fewer.admit == [20]
+
+
+def test_in_overload_a_heavier_class_still_comes_in() -> None:
+    """What light classes were promised does not hold it back, and one of them makes way."""
+    rows = [Row(phase=RUNNING, generated=200, rate=25.0, buffered=1, context=600) for _ in range(60)]
+    premium = Row(phase=WAITING, context=600, rate=25.0, weight=4.0, waited=2.0)
+    economy = Row(phase=WAITING, context=600, rate=25.0, waited=2.0)
+    plan = plan_of(view_of(*rows, economy, premium, mean_output=2000.0))
+    assert plan.admit == [61]
+    assert plan.reasons[60] == Reason.OVERLOAD
+
+
+def test_passes_are_no_longer_than_the_tightest_reader_can_bear() -> None:
+    newcomer = Row(phase=WAITING, context=1000, waited=0)
+    tight = plan_of(view_of(ahead(30), ahead(0.1), newcomer, free=5_000)).prefill_tokens
+    calm = plan_of(view_of(ahead(30), ahead(10), newcomer, free=5_000)).prefill_tokens
+    nobody = plan_of(view_of(newcomer, free=5_000)).prefill_tokens
+    assert tight is not None
+    assert calm is not None
+    assert 16 <= tight < 500 < calm
+    assert nobody is None
+
+
+def test_streams_far_ahead_are_parked_when_steps_are_too_long_for_a_reader() -> None:
+    """Where a step takes as long as its batch is large. Their KV stays: coming back costs nothing."""
+    slow = MACHINES["laptop-smollm2"]
+    rows = [
+        Row(phase=RUNNING, generated=200, rate=5.0, buffered=100, context=160 + 16 * i) for i in range(20)
+    ]
+    tight = Row(phase=RUNNING, generated=200, rate=5.0, buffered=0.5)
+    plan = plan_of(view_of(*rows, tight, machine=slow, free=4_096))
+    assert plan.park
+    assert plan.evict == []
+    assert 20 not in plan.park
+    assert plan_of(view_of(*rows, machine=slow, free=4_096)).park == [], "nobody is tight"
+
+
+def test_patient_machines_take_what_is_left_and_in_the_end_a_place() -> None:
+    patient = Row(phase=WAITING, context=100, machine=True, since=1.0, waited=1.0)
+    assert plan_of(view_of(ahead(20), patient, free=20)).admit == []
+    assert plan_of(view_of(ahead(20), patient, free=5_000)).admit == [1]
+    waited = replace_row(patient, since=11.0, waited=11.0)
+    assert plan_of(view_of(ahead(20), waited, free=20)).admit == [1]
+
+
+def test_the_lead_cap_holds_only_while_somebody_waits() -> None:
+    away = Row(phase=OFFLOADED, generated=200, buffered=500, rate=1.0)
+    view = view_of(ahead(20), ahead(3), away, free=400)
+    assert plan_of(view, lead_cap_s=10.0).park == [0]
+    alone = view_of(ahead(20), ahead(3), free=100)
+    assert plan_of(alone, lead_cap_s=10.0).park == []
+
+
+def test_kv_of_the_likeliest_victims_is_written_first() -> None:
+    rows = [ahead(1, synced=False), ahead(30, synced=False), ahead(9, synced=False), ahead(5)]
+    assert plan_of(view_of(*rows, free=200)).write == [1, 2, 0]
+
+
+def test_a_very_long_load_queue_makes_recomputing_faster() -> None:
+    class Busy(type(view_of(ahead(1)).costs)):  # type: ignore[misc]
+        def load_s(self, tokens: float) -> float:
+            return 5.0 + super().load_s(tokens)
+
+    away = Row(phase=OFFLOADED, generated=200, buffered=5, context=300)
+    view = view_of(ahead(20), ahead(20), away)
+    busy = replace(view, costs=Busy(MACHINES["4090"]))
+    assert plan_of(busy).load == [(2, Place.RECOMPUTE)]
+
+
+def test_unknown_names_and_options_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown policy 'fifo'; there are: adaptive, andes, "):
+        policy_named("fifo")
+    for name in ("adaptive", "tokenflow", "andes", "fcfs"):
+        with pytest.raises(ValueError, match=f"{name}.*(speed|no arguments)"):
+            policy_named(name, speed=1)

@@ -1,0 +1,198 @@
+"""Slack, demand, pass sizes and drafts by hand; and the two published policies where they decide."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from support.plans import NOW, Row, check, names, view_of
+from tokenflow_bench.costs import MACHINES
+from tokenflow_engine.policy.andes import Andes
+from tokenflow_engine.policy.base import Phase, Reason
+from tokenflow_engine.policy.draft import Draft
+from tokenflow_engine.policy.horizons import Gate
+from tokenflow_engine.policy.lengths import expected_output
+from tokenflow_engine.policy.passes import prefill_budget
+from tokenflow_engine.policy.registry import policy_named
+from tokenflow_engine.policy.rows import lowest
+from tokenflow_engine.policy.slack import Line, expected_remaining, slacks, urgencies
+
+RUNNING, WAITING, OFFLOADED, PARKED = Phase.RUNNING, Phase.WAITING, Phase.OFFLOADED, Phase.PARKED
+GATE = Gate(efficiency=0.9, efficiency_resident=0.9, keep_tokens=0.0, paused_share=0.5)
+
+
+def test_slack_is_seconds_until_the_reader_would_notice() -> None:
+    view = view_of(
+        Row(phase=RUNNING, buffered=50, rate=10),
+        Row(phase=RUNNING, buffered=50, paused=True),
+        Row(phase=WAITING, ttft_target=2.0, waited=0.5),
+        Row(phase=WAITING, ttft_target=2.0, waited=5.0),
+        Row(phase=RUNNING, machine=True),
+        Row(phase=OFFLOADED, machine=True, since=4.0),
+    )
+    assert slacks(view, patience_s=10.0).tolist() == [5.0, math.inf, 1.5, -3.0, math.inf, 6.0]
+
+
+def test_a_heavier_class_is_urgent_sooner_and_late_by_more() -> None:
+    view = view_of(Row(phase=RUNNING, weight=4.0), Row(phase=RUNNING, weight=1.0))
+    assert urgencies(view, np.array([2.0, 2.0])).tolist() == [0.5, 2.0]
+    assert urgencies(view, np.array([-2.0, -2.0])).tolist() == [-8.0, -2.0]
+
+
+def test_remaining_output_follows_the_mean_then_the_tail_never_the_limit() -> None:
+    view = view_of(
+        Row(phase=RUNNING, generated=100),
+        Row(phase=RUNNING, generated=800),
+        Row(phase=RUNNING, generated=800, max_output=50),
+    )
+    assert expected_remaining(view, tail=0.25).tolist() == [200.0, 200.0, 50.0]
+
+
+def test_a_line_through_two_costs() -> None:
+    line = Line.through(lambda tokens: 0.5 + 0.01 * tokens)
+    assert line.base_s == pytest.approx(0.5)
+    assert line.per_token_s == pytest.approx(0.01)
+    assert line.within(1.5) == pytest.approx(100.0)
+    assert line.within(0.1) == 0.0
+
+
+def test_a_pass_takes_a_share_of_the_smallest_slack() -> None:
+    line = Line(0.0, 0.001)
+    sizes = {"step_s": 0.02, "prefill": line, "share": 0.5, "least_share": 0.25}
+    assert prefill_budget(math.inf, **sizes) is None  # type: ignore[arg-type]
+    assert prefill_budget(1.0, **sizes) == 480  # type: ignore[arg-type]
+    assert prefill_budget(0.01, **sizes) == 16  # type: ignore[arg-type]
+
+
+def test_lowest_keys_come_in_order_and_ties_in_row_order() -> None:
+    keys = np.array([3.0, 1.0, 2.0, 1.0, 9.0])
+    assert lowest(keys, np.arange(5), 3).tolist() == [1, 3, 2]
+    assert lowest(keys, np.arange(5), 9).tolist() == [1, 3, 2, 0, 4]
+
+
+def _gate(count: int, newcomers: int, *, rate: float, buffered: float = 0.0, **gate: float) -> int:
+    rows = [
+        Row(phase=RUNNING, rate=rate, buffered=buffered, generated=2000, context=600, max_output=3000)
+        for _ in range(count)
+    ]
+    rows += [Row(phase=WAITING, rate=rate, context=100, waited=0, max_output=3000) for _ in range(newcomers)]
+    view = view_of(*rows, kv_tokens=41_408, free=0, mean_output=4000.0)
+    remaining = np.full(len(view), 2000.0)
+    values = {"efficiency": 0.9, "efficiency_resident": 0.9, "keep_tokens": 0.0, "paused_share": 0.5} | gate
+    order = np.arange(count, count + newcomers)
+    passing = Gate(**values).passing(
+        view, view.generated > 0, order, remaining=remaining, prefill=Line(0.0, 1e-6)
+    )
+    assert passing == order[: len(passing)].tolist()
+    return len(passing)
+
+
+def test_the_gate_admits_up_to_the_capacity_of_memory() -> None:
+    """At 256 s contexts are about 1,100: 37 places, 1,500 tokens a second, nine tenths of it promised."""
+    machine = MACHINES["4090"]
+    admitted = _gate(20, 200, rate=10.0)
+    mean_context = 600 * 20 / (20 + admitted) + 100 * admitted / (20 + admitted) + 1000
+    assert (20 + admitted) * 10.0 == pytest.approx(0.9 * machine.capacity(mean_context), rel=0.1)
+
+
+def test_the_gate_counts_leads_and_rates() -> None:
+    assert _gate(40, 50, rate=20.0) < _gate(40, 50, rate=20.0, buffered=1500.0) <= 50
+    assert _gate(20, 200, rate=20.0) < _gate(20, 200, rate=10.0)
+    assert _gate(20, 200, rate=10.0, efficiency=0.6) < _gate(20, 200, rate=10.0)
+
+
+def test_a_reader_faster_than_the_engine_does_not_shut_the_gate() -> None:
+    assert _gate(1, 1, rate=1000.0) == 1
+
+
+def test_a_prompt_longer_than_a_horizon_can_still_come_in() -> None:
+    """Its prefill is cut into chunks: it does not have to be done before the first horizon."""
+    view = view_of(Row(phase=RUNNING, rate=5.0), Row(phase=WAITING, context=30_000), free=35_000)
+    remaining = expected_remaining(view, tail=0.25)
+    slow = Line(0.0, 0.001)
+    passing = GATE.passing(view, view.generated > 0, np.array([1]), remaining=remaining, prefill=slow)
+    assert passing == [1]
+
+
+def test_a_draft_counts_synced_pages_at_once_and_the_rest_later() -> None:
+    view = view_of(
+        Row(phase=RUNNING, context=100),
+        Row(phase=RUNNING, context=100, synced=False),
+        Row(phase=WAITING, context=90),
+        free=10,
+    )
+    draft = Draft(view, steps=1)
+    assert draft.free == 8, "less one step of each"
+    draft.evict(1, Reason.AHEAD)
+    assert (draft.free, draft.soon) == (9, 109)
+    assert not draft.bring(2, Reason.ADMITTED)
+    assert draft.will_fit(2)
+    draft.evict(0, Reason.AHEAD)
+    assert draft.bring(2, Reason.ADMITTED)
+    assert draft.free == 110 - 91
+    check(view, draft.finish(next_at=NOW + 1))
+
+
+def test_a_draft_keeps_to_batch_places_and_request_rows() -> None:
+    rows = [Row(phase=RUNNING), Row(phase=PARKED), Row(phase=WAITING), Row(phase=WAITING)]
+    draft = Draft(view_of(*rows, free=9_000, max_running=2, max_resident=3))
+    assert draft.bring(2, Reason.ADMITTED)
+    assert not draft.bring(3, Reason.ADMITTED)
+    draft.park(0, Reason.AHEAD)
+    assert not draft.fits(3), "its row is still taken"
+    assert draft.bring(1, Reason.RESUMED)
+
+
+def test_andes_gains_most_for_who_would_run_dry() -> None:
+    """By hand: at 10 tokens a second with an empty buffer, a horizon of 30 s, served faster than it reads."""
+    view = view_of(
+        Row(phase=RUNNING, buffered=0, waited=30), Row(phase=RUNNING, buffered=100, waited=30, rate=10)
+    )
+    gains = Andes(horizon_s=30.0)._gains(view, 0.02)
+    whole = 0.5 * 10 * 60**2
+    assert gains.tolist() == pytest.approx([0.5 * 10 * 30**2 / whole, 0.5 * 10 * 20**2 / whole])
+
+
+def test_andes_swaps_who_reads_from_a_full_buffer_for_who_has_none() -> None:
+    dry = Row(phase=OFFLOADED, generated=200, buffered=0)
+    full = Row(phase=RUNNING, generated=900, buffered=800)
+    view = view_of(full, full, dry)
+    plan = policy_named("andes").plan(view, names(view))
+    assert plan.load[0][0] == 2
+    assert len(plan.evict) == 1
+
+
+def test_tokenflow_swaps_at_its_ticks_only() -> None:
+    policy = policy_named("tokenflow", interval_s=0.5)
+    dry = Row(phase=OFFLOADED, generated=200, buffered=0)
+    full = Row(phase=RUNNING, generated=900, buffered=800)
+    calm = view_of(full, full, Row(phase=OFFLOADED, generated=900, buffered=800))
+    assert policy.plan(calm, names(calm)).evict == []
+    view = view_of(full, full, dry)
+    assert policy.plan(view, names(view)).evict == [], "between two ticks"
+    later = view_of(full, full, dry, now=NOW + 0.5)
+    plan = policy.plan(later, names(later))
+    assert len(plan.evict) == 1
+    assert plan.load[0][0] == 2
+
+
+def test_tokenflow_falls_back_to_the_queue_when_readers_want_more_than_there_is() -> None:
+    rows = [Row(phase=RUNNING, rate=100.0, buffered=90, context=600) for _ in range(60)]
+    newcomer = Row(phase=WAITING, context=600)
+    view = view_of(*rows, newcomer)
+    assert policy_named("tokenflow").plan(view, names(view)).stock
+    away = Row(phase=OFFLOADED, context=600)
+    view = view_of(*rows, newcomer, away, free=1_000)
+    plan = policy_named("tokenflow").plan(view, names(view))
+    assert (plan.evict, plan.admit) == ([], [])
+    assert plan.load[0][0] == 61
+
+
+def test_the_mean_output_is_neither_biased_by_long_answers_nor_by_a_burst() -> None:
+    from_history = expected_output(np.zeros(60), ended_tokens=0, ended=0, prior_tokens=300)
+    burst = expected_output(np.full(60, 50), ended_tokens=0, ended=0, prior_tokens=300)
+    long = expected_output(np.full(4, 1600), ended_tokens=100 * 92, ended=92, prior_tokens=100)
+    assert from_history == burst == pytest.approx(300.0)
+    assert long == pytest.approx((100 * 100 + 4 * 2000) / 104)

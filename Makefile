@@ -6,12 +6,13 @@ export TOKENFLOW_HOME ?= $(CURDIR)/.tokenflow
 BIN := .venv/bin
 NODE_TESTS := tests/e2e/node
 JS_CLIENT := clients/js
+SOAK_S ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help up doctor test check format clean .browser
+.PHONY: help up doctor test check soak bench-readers bench-burst format clean .browser
 
 help: ## Show this list
-	@grep -hE '^[a-z]+:.*##' Makefile | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
 
 up: .venv/.gateway ## Run everything here: engine on port 30000, gateway on port 8080 (MODEL=... TOKENFLOW_PORT=...)
 	@exec $(BIN)/tokenflow up
@@ -24,12 +25,24 @@ test: .venv/.dev ## Run all tests (ARGS="tests/unit -k sse" for some)
 	@$(MAKE) --no-print-directory .browser $(NODE_TESTS)/node_modules $(JS_CLIENT)/node_modules
 	$(BIN)/pytest $(ARGS)
 
+soak: .venv/.dev ## Preempt, abort, flush and pause at random for ten minutes (SOAK_S=600), and compare every token
+	@$(BIN)/tokenflow up --prepare
+	@TOKENFLOW_SOAK_S=$(SOAK_S) $(BIN)/pytest -s tests/engine/test_preempt_soak.py
+
 check: .venv/.dev ## Check style and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	@$(MAKE) --no-print-directory $(JS_CLIENT)/node_modules
 	@cd $(JS_CLIENT) && npm run --silent build
+
+bench-readers: .venv/.dev ## Measure what the gateway knows of its readers (ARGS="--quick" for two minutes of it)
+	@$(MAKE) --no-print-directory .browser
+	@PYTHONPATH=bench:tests $(BIN)/python -m tokenflow_bench.readers $(ARGS)
+
+bench-burst: .venv/.dev ## Measure policies on the real engine with readers on sockets (ARGS="--quick" for four minutes)
+	@$(BIN)/tokenflow up --prepare
+	@PYTHONPATH=bench:tests $(BIN)/python -m tokenflow_bench.experiment $(ARGS)
 
 format: .venv/.dev ## Format the code, fix what can be fixed
 	$(BIN)/ruff format

@@ -1,0 +1,1 @@
+"""Measurements of the whole system, from outside: processes, HTTP, and readers whose position is known."""

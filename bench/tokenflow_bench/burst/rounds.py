@@ -1,0 +1,95 @@
+"""One table's worth of runs: the same readers, case after case, round after round, on one deployment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import uvloop
+
+from tokenflow_bench.burst.deployment import Deployment
+from tokenflow_bench.burst.turns import Case, turns
+from tokenflow_bench.load.asks import asks_of
+from tokenflow_bench.load.driver import Client, Drive, drive
+from tokenflow_bench.load.summary import summarise
+from tokenflow_bench.workload import Workload
+
+__all__ = ["Rounds", "run_async"]
+
+_TRIES = 3
+"""For a run whose driver was late, before its figures are kept as not to be trusted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """`workload(round)` makes that round's readers, the same for all cases. `window_s`: see `Summary`."""
+
+    name: str
+    cases: Sequence[Case]
+    rounds: int
+    workload: Callable[[int], Workload]
+    window_s: float
+    horizon_s: float
+    target_s: float
+    max_lag_ms: float
+    say: Callable[[str], None]
+
+    def run(self, deployment: Deployment) -> dict[str, list[dict[str, Any]]]:
+        """The document of each run, in order of the rounds, by the name of its case."""
+        results: dict[str, list[dict[str, Any]]] = {case.name: [] for case in self.cases}
+        for number, case in turns(self.cases, self.rounds):
+            deployment.settle()
+            deployment.use(case.policy)
+            results[case.name].append(self._once(deployment, number, case))
+        deployment.settle()
+        return results
+
+    def _once(self, deployment: Deployment, number: int, case: Case) -> dict[str, Any]:
+        for attempt in range(_TRIES):
+            document = self._run(deployment, number, case, attempt)
+            figures, objection = document["figures"], document["objection"]
+            self.say(
+                f"  {self.name}, round {number + 1}/{self.rounds}, {case.name}: "
+                f"TTFT p99 {figures['ttft_p99_s']:.1f} s, wait {figures['wait_mean_s']:.1f} s, "
+                f"stall-free {100 * figures['stall_free_share']:.0f} %, "
+                f"{figures['raw_tokens_per_s']:.0f} tokens/s"
+            )
+            if objection is None:
+                return document
+            self.say(f"  NOT TO BE USED: {objection}; try {attempt + 1} of {_TRIES}")
+            deployment.settle()
+        return document
+
+    def _run(self, deployment: Deployment, number: int, case: Case, attempt: int) -> dict[str, Any]:
+        client = Client(
+            url=deployment.url,
+            model=deployment.model,
+            pauses=case.pauses,
+            report_every_s=case.report_every_s,
+        )
+        mark = f"round {number} "  # the same text for all cases: greedy answers are then as long
+        asks = asks_of(self.workload(number), seed=number, mark=mark)
+        before = deployment.counters()
+        run: Drive = run_async(drive(client, asks, horizon_s=self.horizon_s))
+        after = deployment.counters()
+        summary = summarise(
+            run.logs, horizon_s=self.horizon_s, window_s=self.window_s, target_s=self.target_s
+        )
+        return {
+            "round": number,
+            "attempt": attempt,
+            "figures": summary.document(),
+            "engine": {name: value - before.get(name, 0.0) for name, value in after.items()},
+            "driver": run.overhead.document(),
+            "reports": {str(status): count for status, count in run.report_statuses.items()},
+            "errors": sorted({log.error for log in run.logs if log.error})[:5],
+            "objection": run.overhead.objection(max_lag_ms=self.max_lag_ms),
+        }
+
+
+def run_async(work: Any) -> Any:
+    """A coroutine's result, on uvloop."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)

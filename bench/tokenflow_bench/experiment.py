@@ -1,0 +1,138 @@
+"""`make bench-burst`: the paper's experiment at the scale of this machine, on the real engine."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from support.real_engine import engine_python
+from tokenflow_bench import environment
+from tokenflow_bench.burst.report import page, terminal
+from tokenflow_bench.burst.scenarios import Plan, ablation, burst, pauses
+from tokenflow_bench.burst.setups import SETUPS
+from tokenflow_bench.load.cli import MAX_LAG_MS
+
+__all__ = ["main"]
+
+_ROOT = Path(__file__).parents[2]
+_OUT = _ROOT / "bench" / "out"
+_PAGE = _ROOT / "docs" / "results-burst.md"
+_SMALL = "tiny"
+_UNTRUSTED = 3
+"""Exit code when some runs' driver was late."""
+_TERMINATED = 128 + signal.SIGTERM
+_PARTS = ("quick", "setups", "policies", "loads", "pauses", "ablation", "kv_tokens", "threads")
+"""Options with which the results are not the whole page."""
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="The tiny model, stock and adaptive, one round; writes no page.")
+@click.option("--runs", type=click.IntRange(min=1), help="Rounds of each table; 5, or 1 with --quick.")
+@click.option("--setup", "setups", type=click.Choice(list(SETUPS)), multiple=True, help="By default all.")
+@click.option(
+    "--policy", "policies", multiple=True, help="By default the set-up's; stock is always among them."
+)
+@click.option("--load", "loads", type=float, multiple=True, help="Sum of rates / capacity; 0.8 and 1.2.")
+@click.option("--pauses", is_flag=True, help="Instead: every second reader pauses for ten seconds.")
+@click.option("--ablation", is_flag=True, help="Instead: adaptive with parts taken away.")
+@click.option("--kv-tokens", type=int, help="The engine's KV memory, instead of looking for the right size.")
+@click.option("--threads", type=click.IntRange(min=1), help="Of the model; by default the set-up's.")
+@click.option("--ttft-target", default=1.0, show_default=True, help="Seconds, of a good stream.")
+@click.option("--max-lag-ms", default=MAX_LAG_MS, show_default=True, help="Above, a run is not to be used.")
+@click.option("--seed", default=1, show_default=True)
+@click.option("--write-page", is_flag=True, help="Write docs/results-burst.md in any case.")
+@click.option(
+    "--from",
+    "sources",
+    type=click.Path(exists=True, path_type=Path),
+    multiple=True,
+    help="Show this result again; several become one page.",
+)
+def main(**given: Any) -> None:
+    """Measure, show tables, and write bench/out/*.json and docs/results-burst.md."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # ends engine and gateway, too
+    if given["sources"]:
+        document = _joined([json.loads(source.read_text()) for source in given["sources"]])
+    else:
+        document = _measured(given)
+        _keep(document)
+    click.echo(f"\n{terminal(document)}")
+    is_trusted = not any(run["objection"] for run in _runs(document))
+    is_whole = not given["sources"] and not any(given[part] for part in _PARTS)
+    if given["write_page"] or (is_trusted and is_whole):
+        _PAGE.write_text(page(document))
+        click.echo(f"\nwrote {_PAGE.relative_to(_ROOT)}")
+    if not is_trusted:
+        click.echo("\nSome runs are NOT TO BE USED: their driver was late. Is the machine busy?", err=True)
+        sys.exit(_UNTRUSTED)
+
+
+def _measured(given: dict[str, Any]) -> dict[str, Any]:
+    quick, special = given["quick"], given["pauses"] or given["ablation"]
+    plan = Plan(
+        policies=given["policies"] or (("adaptive",) if quick else ()),
+        loads=given["loads"] or ((1.2,) if special else (0.8, 1.2)),
+        runs=given["runs"] or (1 if quick else 5),
+        seed=given["seed"],
+        target_s=given["ttft_target"],
+        max_lag_ms=given["max_lag_ms"],
+        kv_tokens=given["kv_tokens"],
+        threads=given["threads"],
+        say=_say,
+    )
+    document = environment.describe(seed=plan.seed, command=_command(), browsers=False)
+    document["versions"] |= _engine_versions()
+    document |= {"runs": plan.runs, "target_s": plan.target_s, "tables": []}
+    scenario = pauses if given["pauses"] else ablation if given["ablation"] else burst
+    for name in given["setups"] or ((_SMALL,) if quick or special else tuple(SETUPS)):
+        document["tables"] += scenario(plan, SETUPS[name])
+    return document
+
+
+def _engine_versions() -> dict[str, str]:
+    ask = "import importlib.metadata as m; print(*(m.version(p) for p in ('sglang', 'torch')))"
+    said = subprocess.run([engine_python(), "-c", ask], capture_output=True, text=True, check=True)
+    sglang, torch = said.stdout.split()
+    return {"sglang": sglang, "torch": torch}
+
+
+def _command() -> list[str]:
+    """As it can be typed again."""
+    given = " ".join(sys.argv[1:])
+    return ["make", "bench-burst", *([f'ARGS="{given}"'] if given else [])]
+
+
+def _runs(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for table in document["tables"]:
+        for runs in table["cases"].values():
+            yield from runs
+
+
+def _joined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first one's head, and everybody's tables."""
+    commands = list(dict.fromkeys(document["command"] for document in documents))
+    tables = [table for document in documents for table in document["tables"]]
+    return {**documents[0], "command": ", then ".join(commands), "tables": tables}
+
+
+def _keep(document: dict[str, Any]) -> None:
+    _OUT.mkdir(parents=True, exist_ok=True)
+    path = _OUT / f"burst-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    click.echo(f"kept {path.relative_to(_ROOT)}")
+
+
+def _say(line: str) -> None:
+    click.echo(f"{time.strftime('%H:%M:%S')}  {line}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""The parts of the experiment that need no engine: turns, sizes, capacity, traces, ratios, texts."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokenflow_bench.burst.capacity import middle_rate
+from tokenflow_bench.burst.cores import Cores, pin, pin_engine
+from tokenflow_bench.burst.deployment import parse_counters
+from tokenflow_bench.burst.report import ratio, table_of
+from tokenflow_bench.burst.setups import SETUPS
+from tokenflow_bench.burst.turns import turns
+from tokenflow_bench.load.asks import asks_of, prompt_text
+from tokenflow_bench.load.log import StreamLog
+from tokenflow_bench.load.reading import Person
+from tokenflow_bench.trace import read_trace
+
+
+def test_each_round_begins_with_another_case() -> None:
+    order = [case for _, case in turns("ABC", 4)]
+    assert "".join(order) == "ABCBCACABABC"
+    assert [number for number, _ in turns("AB", 2)] == [0, 0, 1, 1]
+
+
+def test_capacity_leaves_start_and_end_out() -> None:
+    """One token a second for a while, ten a second in the middle three fifths, then slowly to the end."""
+    slow, fast = [0.0, 10.0], [20.0 + number / 10 for number in range(6)]
+    tail = [30.0, 40.0]
+    log = StreamLog(index=0, due_s=0, person=Person(1), output_tokens=10, token_s=[*slow, *fast, *tail])
+    assert middle_rate([log]) == pytest.approx(6 / (30.0 - 20.0))
+    assert middle_rate([log, log]) == pytest.approx(12 / (30.0 - 20.0))
+
+
+def test_half_of_the_readers_fit() -> None:
+    """Capacity for 40 readers: 20 whole streams of 320 tokens."""
+    tiny = SETUPS["tiny"]
+    assert tiny.readers(1.0, 700.0) == 40
+    assert tiny.readers(0.8, 700.0) == 32
+    assert tiny.kv_for(700.0, 320.0) == 6400
+    assert tiny.kv_for(700.0, 321.0) % 16 == 0
+
+
+def test_the_same_seed_gives_the_same_readers() -> None:
+    tiny = SETUPS["tiny"]
+    one, same, other = (asks_of(tiny.burst(5, seed=seed), seed=seed) for seed in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+def test_texts_share_no_prefix_and_have_their_length() -> None:
+    rng = random.Random(1)  # noqa: S311
+    texts = [prompt_text(40, rng, mark=f"{number}") for number in range(3)]
+    assert [len(text.split()) for text in texts] == [40, 40, 40]
+    assert len({text.split()[0] for text in texts}) == 3
+
+
+def test_azure_trace(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9305900,396,109\n"
+        "2023-11-16 18:16:50,1,0\n"
+    )
+    arrived, prompt, output = read_trace(path, limit=9, faster=2.0)
+    np.testing.assert_allclose(arrived, [0, 2.125], atol=1e-6)
+    assert (prompt.tolist(), output.tolist()) == ([374, 396], [44, 109])
+
+
+def test_burstgpt_trace(tmp_path: Path) -> None:
+    path = tmp_path / "burst.csv"
+    path.write_text("Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18\n45,GPT-4,10,20\n")
+    arrived, prompt, output = read_trace(path, limit=1)
+    assert (arrived.tolist(), prompt.tolist(), output.tolist()) == ([0], [472], [18])
+
+
+def test_other_files_are_no_traces(tmp_path: Path) -> None:
+    path = tmp_path / "other.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="no column"):
+        read_trace(path, limit=1)
+
+
+def test_ratios_are_within_rounds() -> None:
+    """0.5, 2 and 1 times stock of the same round: the median is 1, not that of the medians (4 / 2)."""
+    assert ratio([1.0, 8.0, 4.0], [2.0, 4.0, 4.0]) == 1.0
+    assert ratio([1.0, None], [0.0, 3.0]) is None
+
+
+def test_table_has_ratios_against_stock() -> None:
+    def run(ttft: float) -> dict[str, Any]:
+        names = {
+            "ttft_mean_s", "ttft_p50_s", "ttft_p99_s", "wait_mean_s", "wait_p99_s", "stall_free_share",
+            "good_share", "raw_tokens_per_s", "consumed_tokens_per_s", "effective_tokens_per_s", "qos",
+            "qoe_mean", "lead_mean_s", "makespan_s", "missing",
+        }  # fmt: skip
+        figures: dict[str, Any] = dict.fromkeys(names, 1.0) | {"ttft_p99_s": ttft, "after_pause": None}
+        engine = {"tokenflow_engine_preemptions_total{parked}": 3.0}
+        return {"figures": figures, "engine": engine, "driver": {"lag_p99_ms": 2.0, "cpu_share": 0.1}}
+
+    shown = table_of({"cases": {"fcfs": [run(4.0), run(8.0)], "adaptive": [run(1.0), run(4.0)]}}).text()
+    line = next(line for line in shown.splitlines() if line.startswith("TTFT, p99"))
+    assert "6.00 (4.00 to 8.00)" in line
+    assert "2.50 (1.00 to 4.00), x0.38" in line
+    assert "parked, KV kept" in shown
+    assert "after the pause" not in shown
+
+
+def test_counters_of_the_engine() -> None:
+    text = (
+        "# TYPE tokenflow_engine_preemptions_total counter\n"
+        'tokenflow_engine_preemptions_total{engine="e",kind="parked"} 3.0\n'
+        'tokenflow_engine_written_bytes_total{engine="e"} 1.5e+06\n'
+        'tokenflow_engine_running{engine="e"} 7.0\n'
+        'tokenflow_engine_hook_errors{engine="e"} 0.0\n'
+        'tokenflow_responses_total{route="/v1",status="200"} 9.0\n'
+    )
+    assert parse_counters(text) == {
+        "tokenflow_engine_preemptions_total{parked}": 3.0,
+        "tokenflow_engine_written_bytes_total": 1.5e6,
+        "tokenflow_engine_hook_errors": 0.0,
+    }
+
+
+def test_pins_processes() -> None:
+    """All threads of a process; a group without a scheduler is no engine."""
+    core = frozenset({min(os.sched_getaffinity(0))})
+    command = [sys.executable, "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True) as process:
+        pin(process.pid, core)
+        assert os.sched_getaffinity(process.pid) == core
+        with pytest.raises(RuntimeError, match="no scheduler"):
+            pin_engine(process.pid, Cores())
+        process.communicate(b"\n")

@@ -1,0 +1,210 @@
+"""The simulated engine against arithmetic, and against what SGLang is known to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tokenflow_bench.costs import MACHINES, Machine
+from tokenflow_bench.people import Pauses
+from tokenflow_bench.simulator import Outcome, simulate
+from tokenflow_bench.simulator.copies import Copies
+from tokenflow_bench.simulator.stock import Reserve
+from tokenflow_bench.simulator.streams import Streams
+from tokenflow_bench.workload import Workload, normal_lengths, poisson_arrivals
+from tokenflow_engine.policy.base import EngineView, Phase, Place, Plan
+from tokenflow_engine.policy.registry import POLICIES, policy_named
+
+SMALL = replace(
+    MACHINES["4090"],
+    step_base_s=0.010,
+    step_per_stream_s=0.0,
+    step_per_context_token_s=0.0,
+    prefill_base_s=0.005,
+    prefill_per_token_s=0.0001,
+    kv_tokens=1000,
+    to_host_bytes_s=131072 * 1e4,
+    to_device_bytes_s=131072 * 1e4,
+    to_device_busy_bytes_s=131072 * 5e3,
+)
+"""Steps of 10 ms, prefills of 5 ms and 0.1 ms a token, copies of 10,000 tokens a second."""
+
+
+def requests(
+    count: int, *, prompt: int = 100, output: int = 50, rate: float = 20.0, arrived: float = 0.0
+) -> Workload:
+    return Workload.of(
+        np.full(count, arrived), np.full(count, prompt), np.full(count, output), np.full(count, rate)
+    )
+
+
+def run(workload: Workload, machine: Machine = SMALL, policy: str = "fcfs", **options: bool) -> Outcome:
+    return simulate(machine, workload, policy_named(policy), **options)
+
+
+class Scripted:
+    """Plans at given times (at the first plan at or after each), stock before and between."""
+
+    name = "scripted"
+
+    def __init__(self, **plans: Plan) -> None:
+        self.plans = [(float(at.removeprefix("at_").replace("_", ".")), plan) for at, plan in plans.items()]
+        self.seen: list[EngineView] = []
+
+    def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
+        self.seen.append(view)
+        after = self.plans[0][0] if self.plans else float("inf")
+        if view.now < after:
+            return Plan(stock=True, next_at=after)
+        plan = self.plans.pop(0)[1]
+        plan.next_at = min(self.plans[0][0] if self.plans else plan.next_at, plan.next_at)
+        return plan
+
+
+def test_one_stream_takes_its_prefill_and_its_steps() -> None:
+    outcome = run(requests(1, arrived=1.0))
+    assert outcome.streams.first_at[0] == pytest.approx(1.0 + 0.005 + 0.010)
+    assert outcome.streams.last_at[0] == pytest.approx(1.015 + 49 * 0.010)
+    assert outcome.streams.stalled_s[0] == 0.0
+
+
+def test_a_reader_faster_than_the_engine_stalls() -> None:
+    """A token each 10 ms, read in 5 ms: it waits for half of the time, but for the last token."""
+    outcome = run(requests(1, rate=200.0))
+    assert outcome.streams.stalled_s[0] == pytest.approx(49 * 0.005)
+
+
+def test_a_machine_never_stalls() -> None:
+    workload = replace(requests(1, rate=200.0), machine=np.array([True]))
+    assert run(workload).streams.stalled_s[0] == 0.0
+
+
+def test_a_paused_reader_keeps_its_text_and_does_not_stall() -> None:
+    workload = replace(requests(1, output=100), pauses=(((0.1, 0.6),),))
+    outcome = run(workload)
+    assert outcome.streams.stalled_s[0] == 0.0
+    assert outcome.streams.consumed[0] == pytest.approx(20 * (0.99 - 0.5), abs=1.0)
+
+
+def test_prefill_alone_holds_decoding_up_and_a_mixed_pass_adds_its_tokens() -> None:
+    arrived = np.array([0.0, 0.1])
+    workload = Workload.of(arrived, np.array([100, 400]), np.array([50, 50]), np.array([20.0, 20.0]))
+    alone = run(workload, mixed=False).streams
+    mixed = run(workload, mixed=True).streams
+    assert alone.last_at[0] == pytest.approx(0.015 + 49 * 0.010 + 0.045)
+    assert mixed.last_at[0] == pytest.approx(0.015 + 49 * 0.010 + 0.040)
+
+
+def test_long_prompts_are_prefilled_in_chunks() -> None:
+    outcome = run(requests(1, prompt=900), replace(SMALL, chunk_tokens=400))
+    assert outcome.streams.first_at[0] == pytest.approx(3 * 0.005 + 0.09)
+
+
+def test_the_stock_engine_admits_with_a_reserve_and_queues_the_rest() -> None:
+    """1,000 tokens: a stream of 100 + 300 reserves all of it, so two fit, and the third waits for memory."""
+    first = run(requests(3, prompt=100, output=300)).streams.first_at
+    assert first[0] == pytest.approx(first[1])
+    assert first[2] > 1.0
+
+
+def test_the_reserve_decays_and_jumps_after_a_retraction() -> None:
+    streams = Streams(requests(2, output=400))
+    reserve = Reserve()
+    running = np.array([0])
+    assert reserve.room(streams, running, free=1000) == pytest.approx(1000 - 0.7 * 400)
+    for _ in range(600):
+        reserve.decoded()
+    assert reserve.room(streams, running, free=1000) == pytest.approx(1000 - 0.098 * 400)
+    streams.generated[:] = 100
+    reserve.retracted(streams, running)
+    assert reserve.room(streams, running, free=1000) == pytest.approx(1000 - 300 * (100 + 20) / 401)
+
+
+def test_retraction_takes_who_has_generated_least() -> None:
+    streams = Streams(requests(3))
+    streams.generated[:] = [30, 10, 20]
+    assert Reserve.retraction_order(streams, np.arange(3)).tolist() == [1, 2, 0]
+
+
+def test_the_stock_engine_retracts_when_memory_runs_out() -> None:
+    """With the ratio at its least, newcomers come in on memory that the others will need."""
+    workload = replace(requests(8, output=1000), arrived=2.0 * np.arange(8))
+    outcome = run(workload, replace(SMALL, kv_tokens=3000))
+    assert outcome.retractions > 0
+    assert outcome.emergencies == 0, "it is what the engine does, not a fault of a policy"
+    assert (outcome.streams.generated == 1000).all()
+
+
+def test_an_evicted_stream_comes_back_by_a_load_and_goes_on() -> None:
+    """150 dirty tokens out at 10,000 a second and back: 16 ms each way; nothing is computed again."""
+    policy = Scripted(at_0_5=Plan(evict=[0]), at_1_0=Plan(load=[(0, Place.LOAD)]))
+    outcome = simulate(SMALL, requests(1, output=100), policy)
+    streams = outcome.streams
+    context = 100 + int(policy.seen[-2].generated[0])
+    out = 0.5 + 0.001 + context / 1e4
+    assert policy.seen[2].kv_freeing == 0
+    assert outcome.retractions == 0
+    assert streams.preemptions[0] == 1
+    assert outcome.bytes_moved == 2 * context * SMALL.kv_token_bytes
+    decoding = (100 - 1) * 0.010 + 0.015
+    assert streams.last_at[0] == pytest.approx(decoding + 0.5 + 0.001 + context / 1e4, abs=0.02)
+    assert out < 1.0
+
+
+def test_written_pages_are_free_at_once() -> None:
+    """With write-through the copy has been made before the eviction."""
+    policy = Scripted(at_0_2=Plan(write=[0]), at_0_5=Plan(evict=[0]), at_0_6=Plan(load=[(0, Place.LOAD)]))
+    simulate(SMALL, requests(1, output=100), policy)
+    last = [view for view in policy.seen if view.phase[0] == Phase.OFFLOADED][-1]
+    assert (last.kv_free, last.kv_freeing) == (1000, 0)
+
+
+def test_parking_keeps_the_pages() -> None:
+    policy = Scripted(at_0_2=Plan(park=[0]), at_0_5=Plan(resume=[0]))
+    outcome = simulate(SMALL, requests(1), policy)
+    parked = next(view for view in policy.seen if view.phase[0] == Phase.PARKED)
+    assert parked.kv_free == 1000 - parked.owned[0]
+    assert outcome.bytes_moved == 0
+    assert outcome.streams.last_at[0] == pytest.approx(0.015 + 49 * 0.010 + 0.3, abs=0.02)
+
+
+def test_a_full_host_pool_means_computing_again() -> None:
+    policy = Scripted(at_0_2=Plan(evict=[0]), at_0_3=Plan(stock=True))
+    outcome = simulate(replace(SMALL, host_tokens=10), requests(1), policy)
+    assert outcome.retractions == 1
+    assert outcome.streams.generated[0] == 50
+
+
+def test_copies_queue_one_behind_the_other_and_share_the_link() -> None:
+    copies = Copies(SMALL)
+    assert copies.evict(100, now=0.0) == pytest.approx(0.011)
+    assert copies.evict(100, now=0.0) == pytest.approx(0.022)
+    assert copies.load(100, now=0.0) == pytest.approx(0.021), "slower while the other way is busy"
+    assert copies.load(100, now=1.0) == pytest.approx(1.011)
+    assert copies.idle_tokens(now=2.0, until=2.01) == pytest.approx(100, abs=1)
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+@pytest.mark.parametrize("page", [1, 16])
+def test_everything_is_generated_and_no_page_is_lost(name: str, page: int) -> None:
+    """`simulate` checks its pages at the end; the same seed gives the same run."""
+    machine = replace(MACHINES["laptop-tiny"], page_tokens=page)
+
+    def once() -> Outcome:
+        rng = np.random.default_rng(5)
+        workload = Workload.of(
+            poisson_arrivals(rng, 60, per_s=8.0),
+            normal_lengths(rng, 60, mean=60),
+            normal_lengths(rng, 60, mean=200),
+            np.full(60, 15.0),
+        ).with_pauses(Pauses(every_s=8.0, last_s=3.0), rng)
+        return simulate(machine, workload, policy_named(name))
+
+    one, other = once(), once()
+    assert (one.streams.generated == one.streams.work.output).all()
+    assert (one.streams.held == 0).all()
+    assert one.duration_s == other.duration_s
+    assert one.streams.stalled_s.tolist() == other.streams.stalled_s.tolist()

@@ -43,6 +43,8 @@ __all__ = ["Gateway", "kept_running"]
 _log = structlog.stdlib.get_logger("tokenflow.gateway")
 
 RESTART_AFTER_S = 1.0
+_REPORTS_S = 10.0
+"""For a client to send its progress reports, which are short."""
 _HOST = re.compile(rb"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:\d+)?")
 _WRONG_HOST = (
     "this gateway listens on loopback and answers to loopback names only; "
@@ -64,7 +66,13 @@ class Gateway:
             learned=LearnedRates(key=os.urandom(32)) if settings.learn_rates else None,
             count=self.metrics.reader_looked_at,
         )
-        self._progress = ProgressRoute(self.streams, self.readers, self._capabilities, self.metrics)
+        self._progress = ProgressRoute(
+            self.streams,
+            self.readers,
+            self._capabilities,
+            self.metrics,
+            body_s=min(settings.timeouts.body_s, _REPORTS_S),
+        )
         self._control: ASGIApp = control_app(settings, self.registry, self.streams, self.metrics, stopping)
         self._public: ASGIApp = self._dispatch
         if settings.cors_origins:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from tokenflow_engine.policy.names import POLICY_NAMES
 from tokenflow_gateway.local.checks import Place, check_ports, require
 from tokenflow_gateway.local.doctor import examine, table
 from tokenflow_gateway.local.engine_command import EngineCommand
@@ -162,8 +163,17 @@ def up(
     show_envvar=True,
     help="The engine's address; it has no access control of its own.",
 )
+@click.option(
+    "--policy",
+    type=click.Choice(POLICY_NAMES),
+    envvar="TOKENFLOW_POLICY",
+    show_envvar=True,
+    help="Who runs, waits or is parked; can be changed as it runs. Default: the plugin's.",
+)
 @click.argument("sglang_arguments", nargs=-1, type=click.UNPROCESSED)
-def engine(*, model: str, port: int, host: str, sglang_arguments: tuple[str, ...]) -> None:
+def engine(
+    *, model: str, port: int, host: str, policy: str | None, sglang_arguments: tuple[str, ...]
+) -> None:
     """Run the engine alone: SGLang with TokenFlow's plugin. Replaces this process.
 
     What follows `--` goes to SGLang as it is, and wins over what is set here.
@@ -190,6 +200,7 @@ def engine(*, model: str, port: int, host: str, sglang_arguments: tuple[str, ...
         device=device,
         available_memory_bytes=machine.available_memory_bytes(),
         extra=sglang_arguments,
+        policy=policy,
     )
     argv = command.argv()
     os.execve(argv[0], argv, command.environ(os.environ))  # noqa: S606  # a list, no shell

@@ -123,11 +123,11 @@ class DeliverySettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_buffered_bytes: int = Field(default=256 * 1024, gt=0)
-    """What one stream may have waiting for its client; the engine is not read any further then."""
+    """What one stream may have waiting for its client, before the engine is not read any further."""
     at_cap: Literal["hold", "abort"] = "hold"
     """``hold``: wait for the client, and the engine with it; ``abort``: end the stream, free the engine."""
     max_hold_s: float = Field(default=600.0, gt=0)
-    """A client that takes nothing at all for this long is given up."""
+    """How long a connection that takes nothing, or a reader who pauses, is waited for."""
 
 
 class Settings(BaseSettings):

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.readers.estimator import Source
 from tokenflow_gateway.readers.tally import Look
-from tokenflow_gateway.relay.stream import End, Stream
+from tokenflow_gateway.relay.stream import End, Stream, StreamTable
 
 __all__ = ["Metrics"]
 
@@ -73,9 +74,14 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.progress_clamped = Counter(
+            "tokenflow_progress_clamped",
+            "Reports of a position beyond what was delivered, taken as all of that.",
+            registry=self.registry,
+        )
         self.estimator_error = Histogram(
             "tokenflow_estimator_error_tokens",
-            "How far the estimated position was off when an exact report came.",
+            "How far the estimate was off from a reported position, at the time that it was true.",
             buckets=(0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128),
             registry=self.registry,
         )
@@ -95,10 +101,16 @@ class Metrics:
             registry=self.registry,
         )
 
-    def watch(self, engines: Iterable[Engine], streams: Iterable[Stream]) -> None:
-        """Export the gauges of engines and readers from now on."""
+    def watch(self, engines: Iterable[Engine], streams: StreamTable) -> None:
+        """Export the gauges of engines, readers and what waits for clients from now on."""
         self.registry.register(_EngineCollector(list(engines)))
         self.registry.register(_ReaderCollector(streams))
+        held = Gauge(
+            "tokenflow_held_bytes",
+            "Bytes that wait in the gateway for clients, those of streams that have ended included.",
+            registry=self.registry,
+        )
+        held.set_function(lambda: streams.held_bytes)
 
     def stream_ended(self, stream: Stream, end: End) -> None:
         engine = stream.engine.name
@@ -108,6 +120,15 @@ class Metrics:
         self.prompt_tokens.labels(engine).inc(stream.prompt_tokens or 0)
         if stream.ttft_s is not None:
             self.ttft.labels(engine).observe(stream.ttft_s)
+
+    @contextmanager
+    def delivering_after_end(self, stream: Stream) -> Iterator[None]:
+        """Count what the client is handed inside: the stream was counted when it ended."""
+        before = stream.delivered
+        try:
+            yield
+        finally:
+            self.delivered_tokens.labels(stream.engine.name).inc(stream.delivered - before)
 
     def reader_looked_at(self, source: Source, look: Look) -> None:
         self._readers.add(source, look)
@@ -138,10 +159,21 @@ class _EngineCollector(Collector):
         ("running", "Requests in the engine's running batch."),
         ("waiting", "Requests in the engine's queue."),
         ("parked", "Streams preempted because their readers are ahead."),
+        ("offloaded", "Streams preempted whose KV is in host memory."),
         ("kv_used_tokens", "KV cache tokens in use."),
         ("kv_tokens", "KV cache tokens in all."),
         ("tokens_per_s", "Output tokens generated per second."),
         ("hook_errors", "Errors of the plugin's own code that it caught: should stay 0."),
+        ("plan_errors", "Plans that failed, or could not be carried out: should stay 0."),
+        ("plans", "Plans made."),
+        ("plan_s", "Seconds spent planning."),
+        ("came_back", "Preempted streams that came back with their KV."),
+        ("away_s", "Seconds they were out of the batch, in all."),
+        ("written_bytes", "KV copied to host memory."),
+        ("loaded_bytes", "KV copied back."),
+        ("host_tokens", "KV tokens that host memory has room for."),
+        ("host_used_tokens", "KV tokens in host memory."),
+        ("synced_share", "Share of the KV on the device that host memory holds too."),
     )
 
     def __init__(self, engines: list[Engine]) -> None:
@@ -159,6 +191,14 @@ class _EngineCollector(Collector):
                 if engine.linked and engine.stats is not None:
                     family.add_metric([engine.name], float(getattr(engine.stats, field)))
             yield family
+        family = GaugeMetricFamily(
+            "tokenflow_engine_preemptions", "Since the engine's start, by kind.", labels=["engine", "kind"]
+        )
+        for engine in self._engines:
+            if engine.linked and engine.stats is not None:
+                for kind, count in engine.stats.preemptions.items():
+                    family.add_metric([engine.name, kind], float(count))
+        yield family
 
 
 class _ReaderTotals(Collector):

@@ -87,9 +87,11 @@ def test_shows_engines_and_streams(page: Page, log: PageLog, server: AdminServer
     row = page.get_by_role("row").nth(1)
     expect(row.get_by_role("rowheader")).to_have_text("tf-0001c0ff…")
     expect(row.get_by_role("rowheader")).to_have_attribute("title", "tf-0001c0ffee5ca1ab1e")
+    counts = ["8", "5.3", "120", "112", "112"]
     expect(row.get_by_role("cell")).to_have_text(
-        ["running", "reading", "8", "5.3", "120", "112", "3.2 s", "210 ms", "anonymous", MODEL, "engine-1"]
+        ["running", "reading", *counts, "3.2 s", "210 ms", "anonymous", MODEL, "engine-1"]
     )
+    expect(cell(row, "rate")).to_have_attribute("title", "3.9 to 6.7")
     expect(cell(row, "unread-bar").locator("i")).to_have_attribute("style", "width: 50%;")
 
     assert log.errors == []

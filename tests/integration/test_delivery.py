@@ -6,10 +6,11 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
+import httpx
 import pytest
 
 from support.gateway import RunningGateway, eventually, running_gateway
@@ -159,6 +160,54 @@ async def test_at_the_cap_abort_frees_the_engine_and_tells_the_client_why(engine
         assert len(text) > CAP
         assert text == b"".join(events(text.count(b"\n\n")))
         await gateway.everything_released()
+
+
+async def test_what_waits_after_the_end_stays_in_sight_and_not_for_long(
+    engine: ReplayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenflow_gateway.relay.delivery._LAST_PATIENCE_S", 0.5)
+    async with (
+        serving(engine, delivery={"at_cap": "abort"}) as gateway,
+        stalling_client(gateway.base_url, CHAT, asks("endless")) as client,
+    ):
+        await eventually(lambda: ended(gateway, "client_too_slow") == 1, "the stream has ended")
+        await gateway.everything_released()
+        assert CAP <= gateway.metric("tokenflow_held_bytes") < CAP + 16 * 1024
+        await eventually(no_connections(gateway), "the client's connection is gone")
+        assert gateway.metric("tokenflow_held_bytes") == 0
+        await client.read_all()
+        assert not client.complete
+
+
+async def test_text_handed_over_after_the_end_of_a_stream_is_counted(engine: ReplayEngine) -> None:
+    def delivered() -> float:
+        return gateway.metric("tokenflow_delivered_tokens_total", engine="e")
+
+    async with (
+        serving(engine, delivery={"at_cap": "abort"}) as gateway,
+        stalling_client(gateway.base_url, CHAT, asks("endless")) as client,
+    ):
+        await eventually(lambda: ended(gateway, "client_too_slow") == 1, "the stream has ended")
+        before = delivered()
+        text = text_before_the_error(await client.read_all())
+        assert before < text.count(b"\n\n")
+        await eventually(lambda: delivered() == text.count(b"\n\n"), "all is counted")
+        assert gateway.metric("tokenflow_held_bytes") == 0
+
+
+async def test_of_a_large_event_only_one_write_lies_out_of_sight(engine: ReplayEngine) -> None:
+    event = chunk("b" * 3_000_000)
+    engine.scripts["large"] = Script(steps=[Send(event), Send(chunk("", "stop")), Send(DONE)])
+    async with (
+        serving(engine) as gateway,
+        stalling_client(gateway.base_url, CHAT, asks("large")) as client,
+    ):
+        await eventually(lambda: bool(gateway.streams) and gateway.streams[0].received == 1, "it has come")
+        (stream,), (connection,) = gateway.streams, gateway.server.server_state.connections
+        assert stream.held_bytes > CAP
+        assert cast(Any, connection).transport.get_write_buffer_size() <= 17 * 1024
+        assert stream.delivered == 0
+        assert await client.read_all() == event + chunk("", "stop") + DONE
 
 
 async def engine_request(engine: ReplayEngine) -> Any:
@@ -320,20 +369,74 @@ async def test_a_pause_of_the_reader_stops_paced_text_and_its_end_lets_it_go_on(
 
 
 async def test_a_full_paced_queue_holds_the_engine_and_not_the_stream(engine: ReplayEngine) -> None:
-    parts = answer(EVENTS)
-    engine.scripts["long"] = Script(steps=list(in_writes(parts)))
+    """The engine never stops: what the gateway reads of it, beyond what its client has, is what waits."""
     headers = {**PACED, "x-tokenflow-rate": "1000"}
     async with (
         serving(engine, delivery={"at_cap": "abort"}) as gateway,
-        gateway.client.stream("POST", CHAT, json=asks("long"), headers=headers) as response,
+        gateway.client.stream("POST", CHAT, json=asks("endless"), headers=headers) as response,
     ):
         await full(gateway)
-        (seen,) = [seen for seen in engine.requests if seen.path == CHAT]
-        got, reads = b"", response.aiter_raw()
+        (stream,) = gateway.streams
+        got, reads, most = b"", response.aiter_raw(), 0
         while len(got) < 3 * CAP:
             got += await anext(reads)
-        assert b"".join(parts).startswith(got)
-        assert seen.sent_bytes < len(b"".join(parts))
+            most = max(most, stream.held_bytes)
+        sent = events(got.count(b"\n\n") + 1)
+        assert b"".join(sent).startswith(got)
+        assert CAP <= most < CAP + 16 * 1024
+        assert (stream.received - stream.delivered) * len(chunk("0 ")) < CAP + 16 * 1024
+
+
+@asynccontextmanager
+async def pausing(gateway: RunningGateway, response: httpx.Response) -> AsyncIterator[None]:
+    """The reader has paused and says so again and again."""
+    rid, _, capability = response.headers["x-tokenflow-stream"].partition(".")
+
+    async def report() -> None:
+        seq = 0
+        while True:
+            seq += 1
+            body = {"capability": capability, "reports": [{"seq": seq, "tokens": 1, "paused": True}]}
+            await gateway.client.post(f"/v1/streams/{rid}/progress", json=body)
+            await asyncio.sleep(0.05)
+
+    reporting = asyncio.create_task(report())
+    try:
+        yield
+    finally:
+        reporting.cancel()
+        await asyncio.wait((reporting,))
+
+
+async def test_a_reader_who_pauses_for_long_gets_the_whole_answer(engine: ReplayEngine) -> None:
+    engine.scripts["quick"] = Script(steps=[Send(part) for part in answer(60)])
+    async with (
+        serving(engine, delivery={"max_hold_s": 0.5}) as gateway,
+        gateway.client.stream("POST", CHAT, json=asks("quick"), headers=PACED) as response,
+        pausing(gateway, response),
+    ):
+        assert await response.aread() == b"".join(answer(60))
+        await eventually(lambda: ended(gateway, "finished") == 1, "the stream has ended")
+
+
+async def test_a_reader_who_pauses_for_long_is_told_of_a_failure_of_the_engine(engine: ReplayEngine) -> None:
+    fails = asyncio.Event()
+    engine.scripts["dies"] = Script(steps=[*(Send(part) for part in events(60)), Hold(fails), Reset()])
+    async with (
+        serving(engine, delivery={"max_hold_s": 0.5}) as gateway,
+        gateway.client.stream("POST", CHAT, json=asks("dies"), headers=PACED) as response,
+        pausing(gateway, response),
+    ):
+        await eventually(lambda: bool(gateway.streams) and gateway.streams[0].received == 60, "all has come")
+        assert gateway.streams[0].delivered < 60
+        fails.set()
+        body = await response.aread()
+        assert text_before_the_error(body) == b"".join(events(60))
+        assert error_at_the_end(body)["code"] == "engine_connection_lost"
+        assert ended(gateway, "engine_lost") == 1
+        await eventually(
+            lambda: gateway.metric("tokenflow_delivered_tokens_total", engine="e") == 60, "all is counted"
+        )
 
 
 async def test_when_the_engine_fails_a_paced_stream_ends_after_its_text(engine: ReplayEngine) -> None:

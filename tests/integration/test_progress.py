@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from support.gateway import RunningGateway, eventually, running_gateway
 from support.replay_engine import ReplayEngine
 from support.transcripts import load
 from tokenflow_gateway.readers import registry
+from tokenflow_gateway.relay.stream import Stream
 
 CHAT = "/v1/chat/completions"
 STREAM = load("chat_stream_length")
@@ -180,9 +181,15 @@ async def test_a_stream_that_ended_long_ago_is_404(
 
 SLOW_READING = (
     {"seq": 0, "age_ms": 30_000, "tokens": 0},
-    {"seq": 1, "age_ms": 10_000, "tokens": 6},
+    {"seq": 1, "age_ms": 20_000, "tokens": 3},
+    {"seq": 2, "age_ms": 10_000, "tokens": 6},
 )
 """Reports of a reader at 0.3 tokens a second, over 20 s."""
+
+
+def begun_a_minute_ago(stream: Stream) -> None:
+    """Reports say nothing of a time before their stream."""
+    stream.reader._estimator._latest -= 60.0
 
 
 async def test_a_reader_who_comes_back_is_known(gateway: RunningGateway, engine: ReplayEngine) -> None:
@@ -190,6 +197,7 @@ async def test_a_reader_who_comes_back_is_known(gateway: RunningGateway, engine:
     async with open_stream(gateway, engine, **ann) as stream:
         before = await stream.view()
         assert before["source"] == "model"
+        begun_a_minute_ago(*gateway.streams)
         await stream.send(*SLOW_READING)
     async with open_stream(gateway, engine, **ann) as stream:
         known = await stream.view()
@@ -204,7 +212,7 @@ async def test_what_is_reported_after_the_end_is_learned_from(
     gateway: RunningGateway, engine: ReplayEngine
 ) -> None:
     async with open_stream(gateway, engine, user="ann") as stream:
-        pass
+        begun_a_minute_ago(*gateway.streams)
     await stream.send(*SLOW_READING)
     async with open_stream(gateway, engine, user="ann") as stream:
         assert (await stream.view())["source"] == "learned"
@@ -215,6 +223,7 @@ async def test_nobody_is_known_where_that_is_switched_off(engine: ReplayEngine) 
         for _ in range(2):
             async with open_stream(gateway, engine, user="ann") as stream:
                 assert (await stream.view())["source"] == "model"
+                begun_a_minute_ago(*gateway.streams)
                 await stream.send(*SLOW_READING)
 
 
@@ -284,6 +293,102 @@ async def test_a_flood_is_refused_and_others_are_not(gateway: RunningGateway, en
         assert refused[0].headers["retry-after"] == "1"
 
 
+async def test_what_nobody_can_have_read_is_counted(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    async with open_stream(gateway, engine) as stream:
+        await stream.send({"seq": 0, "tokens": stream.delivered})
+        assert gateway.metric("tokenflow_progress_clamped_total") == 0
+        await stream.send({"seq": 1, "tokens": 1e6}, {"seq": 2, "chars": 10**6}, {"seq": 3, "tokens": 1})
+        assert gateway.metric("tokenflow_progress_clamped_total") == 2
+
+
+async def test_words_alone_teach_nothing_of_a_user(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    lies = [{"seq": n, "tokens": 0, "rate": 1000, "paused": True} for n in range(5)]
+    for user in ("ann", "ann", " ", " "):
+        async with open_stream(gateway, engine, user=user) as stream:
+            assert (await stream.view())["source"] == "model"
+            await stream.send(*lies)
+
+
+async def test_a_blank_name_is_nobodys(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    for _ in range(2):
+        async with open_stream(gateway, engine, user=" ", **{"x-tokenflow-user": ""}) as stream:
+            (open_one,) = gateway.streams
+            assert open_one.reader.name is None
+            await stream.send({"seq": 0, "tokens": 1})
+
+
+async def test_an_agent_that_waits_for_a_tool_has_paused(
+    gateway: RunningGateway, engine: ReplayEngine
+) -> None:
+    async with open_stream(gateway, engine, **{"x-tokenflow-reader": "machine"}) as stream:
+        answer = await stream.send({"seq": 0, "tokens": 7, "paused": True})
+        assert answer.json()["state"] == "paused"
+        await stream.send({"seq": 1, "tokens": 9})
+        shown = await stream.view()
+        assert (shown["reader_state"], shown["source"]) == ("ahead", "progress")
+
+
+# ---- clients that do not do what they should -----------------------------------------------------
+
+
+@asynccontextmanager
+async def half_sent(
+    gateway: RunningGateway, path: str, *headers: str
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A request with reports of which the last bytes do not come."""
+    host, port = gateway.base_url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = "\r\n".join([f"POST {path} HTTP/1.1", "host: localhost", "content-length: 99", *headers])
+    writer.write(f"{head}\r\n\r\n{{".encode())
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def test_reports_that_never_come_are_not_waited_for(engine: ReplayEngine) -> None:
+    settings = {"timeouts": {"body_s": 0.2}}
+    async with (
+        running_gateway({"url": engine.base_url, "link": "off"}, **settings) as gateway,
+        half_sent(gateway, "/v1/streams/tf-x/progress") as (reader, _),
+        asyncio.timeout(5),
+    ):
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert gateway.metric("tokenflow_progress_requests_total", outcome="refused_408") == 1
+
+
+async def test_a_wrong_capability_in_the_header_is_refused_before_the_body(gateway: RunningGateway) -> None:
+    forged = f"authorization: Bearer {'x' * 22}"
+    async with half_sent(gateway, "/v1/streams/tf-x/progress", forged) as (reader, _), asyncio.timeout(5):
+        assert (await reader.read()).startswith(b"HTTP/1.1 403 ")
+
+
+async def test_a_header_that_is_meant_for_others_is_no_capability(
+    gateway: RunningGateway, engine: ReplayEngine
+) -> None:
+    async with open_stream(gateway, engine) as stream:
+        answer = await gateway.client.post(
+            f"/v1/streams/{stream.rid}/progress",
+            json={"capability": stream.capability, "reports": [{"seq": 0, "tokens": 1}]},
+            headers={"authorization": "Bearer sk-a-key-of-the-engine's"},
+        )
+        assert answer.status_code == 200
+
+
+async def test_a_client_that_leaves_in_the_middle_is_counted_and_no_fault(
+    gateway: RunningGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with half_sent(gateway, "/v1/streams/tf-x/progress"):
+        pass
+    await eventually(
+        lambda: gateway.metric("tokenflow_progress_requests_total", outcome="client_gone") == 1, "counted"
+    )
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_the_preflight_of_a_browser_is_answered(gateway: RunningGateway) -> None:
     answer = await gateway.client.options(
         "/v1/streams/tf-x/progress", headers={"origin": "https://a.example"}
@@ -299,6 +404,9 @@ async def test_the_preflight_of_a_browser_is_answered(gateway: RunningGateway) -
         ("x-tokenflow-rate", "-1"),
         ("x-tokenflow-rate", "nan"),
         ("x-tokenflow-rate", "1e9"),
+        ("x-tokenflow-rate", "1_0"),
+        ("x-tokenflow-rate", "0.01"),
+        ("x-tokenflow-rate", "1e-320"),
         ("x-tokenflow-reader", "cat"),
     ],
 )

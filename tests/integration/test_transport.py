@@ -168,6 +168,40 @@ async def test_default_buffers_show_a_pause_once_the_window_closes(
         assert 0.2 * unread < connection.unread_at_least <= unread
 
 
+@pytest.mark.parametrize("receive_buffer", [SMALL, 0])
+async def test_a_pause_is_noticed_when_events_come_in_bursts(
+    gateway: RunningGateway, engine: ReplayEngine, receive_buffer: int
+) -> None:
+    """20 events at once, 200 a second, to a client that keeps up and then takes nothing more."""
+    engine.scripts["m"] = events(4000, per_s=200, at_once=20)
+    async with paced_client(gateway.base_url, model="m", per_s=None, receive_buffer=receive_buffer) as client:
+        watched = Watched(client, the_stream(gateway, "m"))
+        await watched.for_s(2.5)
+        assert "paused" not in watched.states
+        client.paused = True
+        assert await watched.notices_pause() < (1.0 if receive_buffer else 4.0)
+
+
+async def test_a_client_that_never_reads_is_noticed_once_its_window_is_shut(
+    gateway: RunningGateway, engine: ReplayEngine
+) -> None:
+    engine.scripts["m"] = events(8000, per_s=4000, at_once=40)
+    async with paced_client(gateway.base_url, model="m", per_s=None) as client:
+        client.paused = True
+        stream = the_stream(gateway, "m")
+        await eventually(lambda: stream.held_bytes > 0, "what the client does not take waits here")
+        assert await Watched(client, stream).notices_pause() < 1.5
+
+
+async def test_the_view_says_whose_connection_it_is(gateway: RunningGateway, engine: ReplayEngine) -> None:
+    engine.scripts["m"] = events(2000, per_s=50)
+    for header, kind in [("", "direct"), ("x-forwarded-for: 192.0.2.1\r\n", "proxied")]:
+        async with paced_client(gateway.base_url, model="m", per_s=None, headers=header) as client:
+            await eventually(lambda client=client: client.position > 2, "text")
+            assert the_stream(gateway, "m").view(time.monotonic())["connection"] == kind
+        await gateway.everything_released()
+
+
 async def test_a_machine_has_consumed_what_it_has_taken(
     gateway: RunningGateway, engine: ReplayEngine
 ) -> None:
@@ -192,7 +226,8 @@ async def test_without_a_meter_all_is_as_if_there_were_no_connection(
             await eventually(lambda: client.position > 10, "text")
             stream = the_stream(gateway, "m")
             assert stream.connection is None
-            assert stream.view(time.monotonic())["unread_at_least"] is None
+            view = stream.view(time.monotonic())
+            assert (view["unread_at_least"], view["connection"]) == (None, "unseen")
         await gateway.everything_released()
 
 

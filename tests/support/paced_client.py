@@ -16,16 +16,20 @@ CHAT = "/v1/chat/completions"
 _RECEIVE_BYTES = 4096
 
 
-def events(count: int, *, per_s: float) -> Script:
-    """An engine's stream of so many tokens, about 200 bytes each."""
+def events(count: int, *, per_s: float, at_once: int = 1) -> Script:
+    """An engine's stream of so many tokens, about 200 bytes each; `at_once` of them in one write."""
 
     def steps() -> Iterator[Step]:
+        burst = b""
         for number in range(count):
             delta = {"content": f" w{number:04d}"}
             choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
             chunk = {"id": "c" * 20, "object": "chat.completion.chunk", "created": 1, "model": "m" * 20}
-            yield Send(b"data: " + json.dumps(chunk | {"choices": [choice]}).encode() + b"\n\n")
-            yield Pause(1 / per_s)
+            burst += b"data: " + json.dumps(chunk | {"choices": [choice]}).encode() + b"\n\n"
+            if (number + 1) % at_once == 0:
+                yield Send(burst)
+                yield Pause(at_once / per_s)
+                burst = b""
 
     return Script(steps=steps())
 

@@ -107,6 +107,12 @@ class RealEngine:
             self.stop()
             raise
 
+    @property
+    def pid(self) -> int:
+        """Of the main process, which is also the number of the engine's process group."""
+        assert self._process is not None
+        return self._process.pid
+
     def is_alive(self) -> bool:
         """Whether the main process runs."""
         return self._process is not None and self._process.poll() is None

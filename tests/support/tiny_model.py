@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from typing import Any
 
 __all__ = ["tiny_model"]
 
@@ -70,7 +71,7 @@ def _build(directory: str) -> None:
     LlamaForCausalLM(config).float().save_pretrained(directory)
 
 
-def _tokenizer():
+def _tokenizer() -> Any:
     """A byte-level BPE trained on the standard library's sources, which every machine has."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

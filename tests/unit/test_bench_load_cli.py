@@ -53,7 +53,8 @@ def run(*arguments: str) -> Result:
 
 def test_shows_and_keeps_figures(url: str, tmp_path: Path) -> None:
     figures, log = tmp_path / "figures.json", tmp_path / "log.jsonl"
-    result = run(url, "--streams", "3", "--max-lag-ms", "10000", "--json", str(figures), "--log", str(log))
+    files = ["--json", str(figures), "--log", str(log)]
+    result = run(url, *SPREAD, "--streams", "3", "--max-lag-ms", "10000", *files)
     assert result.exit_code == 0, result.output
     assert "3, 3" in result.output
     document = json.loads(figures.read_text())

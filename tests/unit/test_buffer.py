@@ -9,8 +9,17 @@ from tokenflow_engine.buffer import VirtualBuffer
 from tokenflow_engine.protocol import Reading
 
 
-def reading(at: float, consumed: float, *, rate: float = 5.0, paused: bool = False) -> Reading:
-    return Reading(rid="r", at=at, consumed=consumed, rate=rate, rate_low=rate, rate_high=rate, paused=paused)
+def reading(at: float, consumed: float, *, rate: float = 5.0, paused: bool = False, seq: int = 0) -> Reading:
+    return Reading(
+        rid="r",
+        at=at,
+        consumed=consumed,
+        rate=rate,
+        rate_low=rate,
+        rate_high=rate,
+        paused=paused,
+        seq=seq,
+    )
 
 
 def test_the_reader_moves_at_his_rate_and_waits_at_the_end() -> None:
@@ -45,6 +54,24 @@ def test_an_overtaken_report_is_ignored() -> None:
     assert not buffer.report(reading(2.0, 90.0, paused=True), now=3.1)
     assert not buffer.paused
     assert buffer.consumed_at(3.0) == 20.0
+
+
+def test_numbers_say_which_report_is_newer_whatever_clocks_do() -> None:
+    buffer = VirtualBuffer(rate=5.0, now=7200.0)
+    buffer.generate(1000, now=7200.0)
+    assert buffer.report(reading(7200.0, 50.0, seq=1), now=7200.0)
+    assert buffer.report(reading(3601.0, 60.0, paused=True, seq=2), now=7201.0), "an hour back"
+    assert (buffer.paused, buffer.consumed_at(9000.0)) == (True, 60.0)
+    assert buffer.report(reading(10802.0, 61.0, seq=4), now=7202.0), "and forth again"
+    assert not buffer.report(reading(7202.0, 99.0, seq=3), now=7203.0)
+    assert buffer.consumed_at(7203.0) == 66.0
+
+
+def test_a_report_from_long_ago_counts_from_now() -> None:
+    buffer = VirtualBuffer(rate=5.0, now=5000.0)
+    buffer.generate(1000, now=5000.0)
+    buffer.report(reading(1400.0, 10.0, seq=1), now=5000.0)
+    assert buffer.consumed_at(5001.0) == 15.0
 
 
 def test_a_report_from_a_clock_ahead_of_ours_counts_from_now() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
@@ -13,6 +14,7 @@ from tokenflow_engine.buffer import VirtualBuffer
 from tokenflow_gateway.config import DeliverySettings, EngineConfig
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.readers.track import ReaderTrack
+from tokenflow_gateway.relay import delivery as delivery_module
 from tokenflow_gateway.relay.delivery import Delivery
 from tokenflow_gateway.relay.errors import ClientTooSlow
 from tokenflow_gateway.relay.exchange import Exchange
@@ -21,11 +23,13 @@ from tokenflow_gateway.relay.stream import Stream
 
 
 class Client:
-    """Stands in for `Exchange`: takes writes while `reads` is set."""
+    """Stands in for `Exchange`: takes writes while `reads` is set, which ends once `room` bytes are here."""
 
     def __init__(self) -> None:
         self.got = b""
         self.writes = 0
+        self.room: float = math.inf
+        self.ended = False
         self.reads = asyncio.Event()
         self.reads.set()
         self.breaks = False
@@ -40,6 +44,12 @@ class Client:
             raise ZeroDivisionError
         self.got += data
         self.writes += 1
+        if len(self.got) >= self.room:
+            self.reads.clear()
+
+    async def finish(self) -> None:
+        await self.reads.wait()
+        self.ended = True
 
 
 def stream_of(rate: float | None = None) -> Stream:
@@ -167,6 +177,71 @@ async def test_at_the_cap_abort_does_not_wait() -> None:
             await made.delivery.room()
 
 
+async def test_a_large_event_waits_where_it_is_counted() -> None:
+    """What the connection does not take at once is not handed to the server, whose buffer nobody bounds."""
+    made = played(max_buffered_bytes=1000)
+    made.client.room = 50_000
+    event = b"x" * 200_000
+    async with made.delivery:
+        made.stream.reader.content("x")
+        await made.delivery.put(event, 1, 1)
+        assert 50_000 <= len(made.client.got) < 70_000
+        assert made.stream.held_bytes == len(event) - len(made.client.got)
+        assert made.delivery.full
+        assert (made.stream.delivered, made.stream.first_token) == (0, None)
+        made.client.room = math.inf
+        made.client.reads.set()
+        await made.delivery.finish()
+        assert made.client.got == event
+        assert (made.stream.delivered, made.stream.held_bytes) == (1, 0)
+
+
+async def test_a_large_event_alone_is_no_reason_to_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery_module, "_LARGE_EVENT_S", 0.1)
+    made = played(max_buffered_bytes=1000, at_cap="abort")
+    made.client.room = 50_000
+    async with made.delivery:
+        await made.delivery.put(b"x" * 200_000, 0, 0)
+        room = asyncio.create_task(made.delivery.room())
+        await asyncio.sleep(0)
+        made.client.room = 150_000
+        made.client.reads.set()
+        await asyncio.sleep(0)
+        assert not room.done()
+        with pytest.raises(ClientTooSlow):
+            await room
+        with pytest.raises(ClientTooSlow):  # with another behind it
+            await made.put()
+            await made.delivery.room()
+
+
+async def test_the_end_waits_for_the_client_no_longer_than_the_rest(play: Played) -> None:
+    await play.put()
+    play.client.reads.clear()
+    with pytest.raises(ClientTooSlow):
+        await play.delivery.finish()
+    play.client.reads.set()
+    await play.delivery.finish()
+    assert play.client.ended
+
+
+async def test_last_words_come_behind_what_waits_and_wait_no_longer_than_a_minute(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delivery_module, "_LAST_PATIENCE_S", 0.1)
+    made = played(max_hold_s=60)
+    async with made.delivery:
+        made.client.reads.clear()
+        await made.put(count=10)
+        await made.delivery.last_words(b"[error]")
+        async with asyncio.timeout(1):
+            with pytest.raises(ClientTooSlow):
+                await made.delivery.finish()
+        made.client.reads.set()
+        await made.delivery.finish()
+        assert made.client.got == b"abcd" * 10 + b"[error]"
+
+
 async def test_leaving_with_a_full_queue_leaves_nothing() -> None:
     made = played(max_buffered_bytes=40)
     async with made.delivery:
@@ -280,3 +355,70 @@ async def test_an_engine_ahead_of_its_reader_is_no_reason_to_abort() -> None:
         assert made.delivery.full
         await made.delivery.room()
         assert not made.delivery.full
+
+
+def report(made: Played, *, paused: bool, rate: float | None = None) -> None:
+    now = time.monotonic()
+    made.stream.reader._estimator.report(at=now, position=None, rate=rate, paused=paused, now=now)
+    if made.stream.on_reader_change is not None:
+        made.stream.on_reader_change()
+
+
+async def test_a_reader_who_pauses_for_long_gets_what_waits_and_no_error() -> None:
+    made = played(rate=20.0, max_hold_s=0.2)
+    async with made.delivery:
+        report(made, paused=True)
+        started = time.monotonic()
+        await made.put(count=50)
+        assert made.stream.delivered == 0
+        await made.delivery.finish()
+        assert 0.19 < time.monotonic() - started < 2.0
+        assert made.client.got == b"abcd" * 50
+        assert made.client.ended
+
+
+async def test_a_pause_that_ends_in_time_is_paced_again_and_the_next_one_counts_anew() -> None:
+    made = played(rate=20.0, max_hold_s=0.3)
+    async with made.delivery:
+        await made.put(count=40)
+        for _ in range(3):  # 600 ms of pauses, none of them too long
+            report(made, paused=True)
+            had = made.stream.delivered
+            await asyncio.sleep(0.2)
+            assert made.stream.delivered == had
+            report(made, paused=False)
+            await asyncio.sleep(0.02)
+        assert made.stream.delivered < 40
+
+
+async def test_a_pace_slower_than_the_patience_with_clients_is_kept() -> None:
+    made = played(rate=4.0, max_hold_s=0.05, max_buffered_bytes=8)
+    async with made.delivery:
+        await made.put(count=5)
+        started = time.monotonic()
+        await made.delivery.room()
+        await made.put()
+        await made.delivery.finish()
+        assert time.monotonic() - started > 0.4
+        assert made.client.got == b"abcd" * 6
+
+
+async def test_after_a_failure_the_pace_is_kept_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery_module, "_LAST_PATIENCE_S", 0.3)
+    made = played(rate=0.5)
+    async with made.delivery:
+        await made.put(count=20)
+        await made.delivery.last_words(b"[error]")
+        assert made.stream.delivered < 3
+        async with asyncio.timeout(2):
+            await made.delivery.finish()
+        assert made.client.got == b"abcd" * 20 + b"[error]"
+
+
+async def test_a_paced_client_whose_connection_takes_nothing_is_too_slow() -> None:
+    made = played(rate=1000.0, max_hold_s=0.1)
+    async with made.delivery:
+        made.client.reads.clear()
+        await made.put(count=50)
+        with pytest.raises(ClientTooSlow):
+            await made.delivery.finish()

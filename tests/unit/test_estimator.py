@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenflow_gateway.readers.estimator import PAUSE_EXPIRES_S, Estimator, Pace
-from tokenflow_gateway.readers.speed import TextShape, declared_pace, model_pace
+from tokenflow_gateway.readers.speed import TextShape, model_pace
 
 PACE = Pace(5.0, 4.0, 6.0, "model")
 
@@ -96,6 +96,104 @@ def test_the_band_is_the_priors_first_and_the_readers_later() -> None:
     estimate = made.estimate(10.0)
     assert estimate.rate == pytest.approx(10.0, rel=0.01)
     assert 9.0 < estimate.rate_low <= estimate.rate <= estimate.rate_high < 11.0
+
+
+def say(
+    made: Estimator, position: float | None, *, now: float, rate: float | None = None, paused: bool = False
+) -> None:
+    made.report(at=now, position=position, rate=rate, paused=paused, now=now)
+
+
+def test_positions_rule_over_the_rate_in_the_same_reports() -> None:
+    made = reader()
+    for tick in range(1, 61):
+        say(made, tick * 1.0, rate=50.0, now=tick * 0.25)
+    assert made.estimate(15.0).rate == pytest.approx(4.0, rel=0.05)
+    assert made.estimate(16.0).consumed == pytest.approx(64.0, abs=1.0)
+    tokens, seconds = made.watched
+    assert tokens / seconds == pytest.approx(4.0), "only what was read was watched"
+
+
+def test_a_declaration_alone_is_the_prior_and_teaches_nothing() -> None:
+    made = reader()
+    say(made, None, rate=12.0, now=1.0)
+    made.set_pace(PACE, now=1.1)
+    estimate = made.estimate(2.0)
+    assert (estimate.rate, estimate.source) == (12.0, "declared")
+    assert (estimate.rate_low, estimate.rate_high) == pytest.approx((10.8, 13.2))
+    assert made.watched == (0.0, 0.0)
+
+
+def test_better_priors_leave_the_evidence_its_name() -> None:
+    made = reader()
+    say(made, 4.0, now=1.0)
+    made.set_pace(Pace(6.0, 5.0, 7.0, "model"), now=1.1)
+    assert made.estimate(1.1).source == "progress"
+
+
+def test_another_declaration_begins_anew_and_the_same_does_not() -> None:
+    made = reader()
+    for tick in range(1, 9):
+        say(made, tick * 1.0, rate=10.0, now=tick * 0.5)
+    assert made.estimate(4.0).rate == pytest.approx(2.0)
+    say(made, 9.0, rate=20.0, now=4.5)
+    assert made.estimate(5.0).consumed == 19.0
+
+
+def test_whole_tokens_do_not_shake_a_declared_rate() -> None:
+    made = reader()
+    say(made, None, rate=5.3, now=0.0)
+    for tick in range(1, 200):
+        now = tick * 0.3
+        say(made, float(int(now * 5.3)), rate=5.3, now=now)
+        assert made.estimate(now).rate == pytest.approx(5.3, rel=0.05)
+
+
+def test_a_pause_teaches_nothing_however_it_is_told() -> None:
+    made = reader()
+    for tick in range(64):
+        say(made, tick * 1.0, rate=900.0, paused=True, now=tick * 1.0)
+    assert made.watched == (0.0, 0.0)
+
+
+def test_no_more_is_watched_than_time_and_text_allow() -> None:
+    made = reader(delivered=50)
+    made.estimate(0.2)
+    for age_s, position in [(60.0, 0.0), (50.0, 5.0), (40.0, 10.0), (0.0, 15.0)] * 8:
+        made.report(at=0.2 - age_s, position=position, rate=None, paused=False, now=0.2)
+    assert made.watched[1] <= 0.2
+    for tick in range(60):
+        say(made, 0.0 if tick % 2 else 40.0, now=1.0 + tick)
+    assert made.watched[0] <= 50
+    assert made.watched[1] <= 60.0
+
+
+def test_waiting_for_text_is_not_watched() -> None:
+    made = Estimator(PACE, reader="human", now=0.0)
+    for tick in range(1, 20):
+        made.deliver(tick, now=float(tick))
+        say(made, float(tick), now=tick + 0.5)
+    assert made.watched == (0.0, 0.0)
+
+
+def test_what_a_machine_reports_rules_for_a_while() -> None:
+    made = reader(kind="machine")
+    say(made, 7.0, paused=True, now=1.0)
+    estimate = made.estimate(10.0)
+    assert (estimate.consumed, estimate.state, estimate.source) == (7.0, "paused", "progress")
+    for tick in range(5):
+        say(made, 10.0 + tick * 5, now=11.0 + tick)
+    assert made.estimate(15.5).consumed == pytest.approx(32.5)
+    assert made.estimate(15.5).state == "ahead"
+    assert made.estimate(15.0 + PAUSE_EXPIRES_S).consumed == 1000.0
+
+
+def test_where_it_was_a_moment_ago() -> None:
+    made = reader()
+    assert made.position_at(3.0, now=4.0) == 15.0
+    assert made.estimate(0.0).consumed == 20.0, "that was the time of the look"
+    say(made, 21.0, paused=True, now=4.0)
+    assert made.position_at(5.0, now=8.0) == 21.0
 
 
 @dataclass
@@ -234,5 +332,5 @@ def test_nothing_known_of_the_text_is_a_typical_text() -> None:
 
 
 def test_a_declared_rate_has_a_narrow_band() -> None:
-    pace = declared_pace(8.0)
+    pace = Pace.declared(8.0)
     assert (pace.rate, pace.low, pace.high, pace.source) == (8.0, 7.2, 8.8, "declared")

@@ -91,6 +91,19 @@ def test_a_glance_teaches_nothing(seconds: float) -> None:
     assert begin(made, "ann").estimate(0.0).source == "model"
 
 
+def test_nothing_is_learned_from_words_alone() -> None:
+    """Rates, pauses, and reports of a time before the stream."""
+    made = readers()
+    track = begin(made, "ann")
+    lies = [ProgressReport(seq=n, tokens=0, rate=1000.0, paused=True) for n in range(30)]
+    lies += [
+        ProgressReport(seq=n, tokens=n * 5.0, rate=1000.0, age_ms=60_000 - n * 1000) for n in range(30, 60)
+    ]
+    track.progress(lies, 0.2)
+    made.ended("tf-1", track, now=0.2)
+    assert begin(made, "ann").estimate(0.0).source == "model"
+
+
 def test_nothing_is_learned_where_that_is_switched_off() -> None:
     made = readers(learn=False)
     first = begin(made, "ann")

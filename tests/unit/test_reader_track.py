@@ -59,6 +59,37 @@ def test_hidden_is_a_pause_and_visible_its_end() -> None:
     assert made.estimate(6.0).consumed == 2.0
 
 
+def test_a_hidden_page_pauses_nobody_who_listens() -> None:
+    made = ReaderTrack(reader="voice", declared_rate=None, now=0.0)
+    for _ in range(400):
+        made.content("word ")
+    made.delivered(400, 0.0)
+    for second in range(1, 9):
+        made.progress([report(second, tokens=3.0 * second, rate=3.0, visible=False)], float(second))
+    estimate = made.estimate(8.9)
+    assert (estimate.state, estimate.consumed) == ("reading", pytest.approx(26.7))
+    made.progress([report(9, tokens=27, paused=True, visible=False)], 9.0)
+    assert made.estimate(9.0).state == "paused"
+
+
+def test_the_error_is_that_of_the_reports_time() -> None:
+    made = track("word " * 100, declared_rate=5.0)
+    made.progress([report(0, tokens=40.0, age_ms=2000.0)], 10.0)
+    assert made.error_tokens == pytest.approx(0.0)
+    made.progress([report(1, tokens=42.0), report(1, tokens=99.0)], 10.0)
+    assert made.error_tokens == pytest.approx(8.0)
+    made.progress([report(2, rate=5.0)], 10.0)
+    assert made.error_tokens is None
+
+
+def test_positions_beyond_what_was_delivered_are_told_apart() -> None:
+    made = track("ab cd ef")
+    made.progress([report(0, tokens=3), report(1, chars=6)], 0.0)
+    assert made.clamped == 0
+    made.progress([report(2, tokens=4), report(3, chars=7), report(4, tokens=1)], 0.0)
+    assert made.clamped == 2
+
+
 def test_a_pause_may_come_without_a_position() -> None:
     made = track("a b c d e f g h", declared_rate=1.0)
     made.progress([report(0, visible=False)], 2.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from support.gateway import eventually
 from tokenflow_gateway.readers.connection import ConnectionTrack
+from tokenflow_gateway.readers.estimator import Estimate
 from tokenflow_gateway.readers.ledger import ByteLedger
+from tokenflow_gateway.readers.track import ReaderTrack
 from tokenflow_gateway.readers.transport import SocketMeter, SocketReading, parse_tcp_info
 from tokenflow_gateway.readers.window import WindowEvidence, WindowWatch
 
@@ -261,3 +263,96 @@ def test_the_network_is_not_the_reader() -> None:
         stuck = SocketReading(1000, 5000, 3000, 4000, 64536)
         look = watch.look(stuck, event_bytes=EVENT, now=tick * 0.1)
         assert (look.at_most, look.stalled, look.moved) == (1000, False, False)
+
+
+def shut(reads_every_s: float | None) -> list[WindowEvidence]:
+    """Looks at a client with a default buffer that fills in a moment, and is emptied by 8 kB each time."""
+    watch = WindowWatch(SocketReading(0, 0, 0, 0, 65536), now=0.0)
+    acked, window, seen = 0, 65536, []
+    for tick in range(1, 200):
+        now = tick / 10
+        sent = min(window, 70_000)
+        acked, window = acked + sent, window - sent
+        if reads_every_s is not None and tick % int(reads_every_s * 10) == 0:
+            window += 8192
+        waiting = SocketReading(acked, 16_000, 4000, 16_000, window)
+        seen.append(watch.look(waiting, event_bytes=EVENT, now=now))
+    return seen
+
+
+def test_a_client_that_never_reads_is_noticed_once_its_window_is_shut() -> None:
+    seen = shut(None)
+    assert 0.5 < first(seen, lambda look: look.stalled) <= 1.1
+    assert all(look.stalled for look in seen[20:])
+
+
+def test_a_window_that_opens_in_steps_is_a_pause_once_and_then_slow_reading() -> None:
+    seen = shut(4.0)
+    assert not any(look.stalled for look in seen[45:])
+
+
+# ---- both together -------------------------------------------------------------------------------
+
+
+class Followed:
+    """A stream to `client`, its connection and its reader. The client is the track's socket, too."""
+
+    def __init__(self, client: Client, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        self.client = client
+        self.reader = ReaderTrack(reader="human", declared_rate=5.0, now=0.0)
+        track = ConnectionTrack.begin(self, headers, now=0.0)  # type: ignore[arg-type]
+        assert track is not None
+        self.track = track
+
+    def start(self) -> None:
+        """As `SocketMeter.start`."""
+
+    def probe(self) -> SocketReading:
+        return self.client.reading()
+
+    def hand_over(self, events: int, *, now: float) -> None:
+        """So many in one write."""
+        for _ in range(events):
+            self.reader.content("word ")
+        tokens, size = self.reader.shape.tokens, events * EVENT
+        self.reader.delivered(tokens, now)
+        self.track.wrote(size, tokens, tokens)
+        self.client.written += size + len(f"{size:x}") + 4
+
+    def look(self, *, now: float) -> Estimate:
+        self.track.look(self.reader, now=now)
+        return self.reader.estimate(now)
+
+
+@pytest.mark.parametrize(("at_once", "every"), [(1, 1), (5, 1), (50, 5), (200, 10)])
+def test_a_pause_is_noticed_however_many_events_come_at_once(at_once: int, every: int) -> None:
+    client = Client(4096)
+    followed = Followed(client)
+    states = []
+    for tick in range(1, 61):
+        if tick % every == 0:
+            followed.hand_over(at_once, now=tick / 10)
+        while tick <= 30 and client.read < client.written:
+            client.read = client.reading().acked
+        states.append(followed.look(now=tick / 10).state)
+    assert "paused" not in states[:30]
+    assert states[-1] == "paused"
+
+
+@pytest.mark.parametrize(("headers", "proxied"), [([], False), ([(b"via", b"1.1 edge")], True)])
+def test_a_proxy_that_names_itself_tells_no_position(
+    headers: list[tuple[bytes, bytes]], proxied: bool
+) -> None:
+    client = Client(4096, holds=int(1.4 * 4096))
+    followed = Followed(client, headers)
+    rates = set()
+    for tick in range(1, 81):
+        followed.hand_over(5, now=tick / 10)
+        client.read = min(client.reading().acked, client.read + 200)
+        rates.add(followed.look(now=tick / 10).rate)
+    assert followed.track.proxied == proxied
+    assert (len(rates) == 1) == proxied, "only positions teach a rate"
+    for tick in range(81, 121):
+        followed.hand_over(5, now=tick / 10)
+        estimate = followed.look(now=tick / 10)
+    assert (estimate.state, estimate.source) == ("paused", "transport"), "which is proven all the same"

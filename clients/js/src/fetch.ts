@@ -1,10 +1,10 @@
 import { type Clock, systemClock } from "./clock.js";
 import { type Page, systemPage } from "./page.js";
-import { type PositionSource, TokenFlowStream } from "./stream.js";
+import { type PositionSource, type ReaderKind, TokenFlowStream } from "./stream.js";
 
 export interface FetchOptions {
   /** Who reads. Default: the gateway takes a person. */
-  readonly reader?: "human" | "voice" | "machine";
+  readonly reader?: ReaderKind;
   /** The reader's speed in tokens per second, where it is known beforehand. */
   readonly rate?: number;
   /** Class of service, by its name at the gateway. */
@@ -82,6 +82,7 @@ function follow(response: Response, url: string, fetch: typeof globalThis.fetch,
     id: key[1],
     capability: key[2],
     url: progressUrl(url, key[1]),
+    reader: options.reader ?? "human",
     positionFrom: options.positionFrom ?? (options.reader === "machine" ? "read" : "shown"),
     fetch,
     clock: options.clock ?? systemClock,

@@ -18,11 +18,16 @@ export type ReaderPosition = ({ readonly chars: number } | { readonly tokens: nu
   readonly rate?: number | undefined;
 };
 
+/** Who reads: a person on the page, one who listens, or a program. */
+export type ReaderKind = "human" | "voice" | "machine";
+
 export interface StreamOptions {
   readonly id: string;
   readonly capability: string;
   /** The progress route of this stream. */
   readonly url: string;
+  /** Only a person on the page stops reading because it is hidden. */
+  readonly reader: ReaderKind;
   readonly positionFrom: PositionSource;
   readonly fetch: typeof globalThis.fetch;
   readonly clock: Clock;
@@ -47,6 +52,7 @@ export class TokenFlowStream {
   readonly #reporter: Reporter;
   readonly #clock: Clock;
   readonly #page: Page;
+  readonly #reader: ReaderKind;
   readonly #positionFrom: PositionSource;
   readonly #content = new ContentReader((text) => this.#count(text));
   #delivered: Amount = { tokens: 0, chars: 0 };
@@ -64,6 +70,7 @@ export class TokenFlowStream {
     this.id = options.id;
     this.#clock = options.clock;
     this.#page = options.page;
+    this.#reader = options.reader;
     this.#positionFrom = options.positionFrom;
     this.#reporter = new Reporter(options, () => this.#release());
     this.#stop = [
@@ -149,7 +156,7 @@ export class TokenFlowStream {
   }
 
   #isStill(): boolean {
-    return this.#paused || this.#page.hidden === true;
+    return this.#paused || (this.#reader === "human" && this.#page.hidden === true);
   }
 
   #finish(): void {
@@ -182,7 +189,8 @@ export class TokenFlowStream {
 
   #pageLeft(): void {
     if (!this.#position) return;
-    this.#reporter.leave({ ...this.#state(this.#position), visible: false }, this.#over ? this.#positionAtMs : undefined);
+    const gone = { ...this.#state(this.#position), visible: false, ...(this.#reader !== "human" && { paused: true }) };
+    this.#reporter.leave(gone, this.#over ? this.#positionAtMs : undefined);
   }
 
   #report({ urgent = false } = {}): void {

@@ -182,6 +182,27 @@ test("a pause, its end and a hidden page are reported at once", async () => {
   }
 });
 
+test("a hidden page stops a person, and no voice", async () => {
+  const reports: Record<string, number> = {};
+  for (const reader of ["human", "voice"] as const) {
+    const { clock, page, gateway, stream } = await readToNow({ reader }, 50);
+    stream.shown({ tokens: 0, rate: 10 });
+    page.setHidden(true);
+    await clock.pass(100);
+    const before = gateway.reports.length;
+    for (let tokens = 1; tokens <= 30; tokens += 1) {
+      stream.shown({ tokens, rate: 10 });
+      await clock.pass(100);
+    }
+    assert.equal(gateway.reports.at(-1)!.paused, false);
+    reports[reader] = gateway.reports.length - before;
+    page.leave();
+    assert.equal(JSON.parse(page.beacons[0]!.body).reports.at(-1).paused, reader === "voice", "with the page it is gone");
+  }
+  assert.ok(reports["voice"]! <= 4, `${reports["voice"]} reports of what was foreseen`);
+  assert.ok(reports["human"]! > 4, "of a person it was not");
+});
+
 test("a button pressed like mad makes batches, with every press in them", async () => {
   const { clock, gateway, stream } = await readToNow();
   stream.shown({ chars: 5 });

@@ -10,9 +10,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.responses import RedirectResponse
 
+from tokenflow_engine.protocol import SetPolicy
 from tokenflow_gateway.config import Settings, is_loopback
 from tokenflow_gateway.dashboard import dashboard_routes
 from tokenflow_gateway.engines.registry import EngineRegistry
@@ -24,6 +26,12 @@ __all__ = ["control_app"]
 
 LISTED_STREAMS = 500
 """Longest list ``/admin/streams`` answers with; `total` counts them all."""
+
+
+class PolicyChoice(BaseModel):
+    """The name of a scheduling policy."""
+
+    policy: str
 
 
 def control_app(
@@ -102,6 +110,21 @@ def _admin(settings: Settings, registry: EngineRegistry, streams: StreamTable) -
     async def engines() -> dict[str, Any]:
         """Every engine with its health, its link and its load; null where the engine does not tell."""
         return {"at": time.time(), "engines": [engine.view() for engine in registry]}
+
+    @router.post("/engines/{name}/policy", status_code=202)
+    async def set_policy(name: str, wanted: PolicyChoice) -> PolicyChoice:
+        """Have an engine schedule by another policy; ``/admin/engines`` says which is in force."""
+        engine = next((engine for engine in registry if engine.name == name), None)
+        if engine is None:
+            raise HTTPException(404, f"no engine is called {name!r}")
+        if engine.welcome is None:
+            raise HTTPException(409, f"engine {name!r} is not linked: {engine.link_reason}")
+        if wanted.policy not in engine.welcome.policies:
+            known = ", ".join(engine.welcome.policies)
+            raise HTTPException(400, f"engine {name!r} has no policy {wanted.policy!r}; it has: {known}")
+        if not engine.tell(SetPolicy(policy=wanted.policy)):
+            raise HTTPException(503, f"engine {name!r} does not take messages now")
+        return wanted
 
     @router.get("/streams")
     async def list_streams() -> dict[str, Any]:

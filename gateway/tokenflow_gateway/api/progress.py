@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tokenflow_gateway.metrics import Metrics
@@ -22,6 +23,11 @@ __all__ = ["ProgressRoute", "stream_of"]
 
 _PATH = re.compile(r"/v1/streams/([^/]+)/progress")
 _MAX_BODY_BYTES = 64 * 1024
+_CAPABILITY = re.compile(r"Bearer ([A-Za-z0-9_-]{22})")
+"""What can be known as a capability before the body has come; anything else may be meant for others."""
+_GONE = Response(status_code=499)
+"""For nobody: the client has left."""
+_OUTCOMES = {200: "accepted", 499: "client_gone"}
 _ANY_ORIGIN = {
     "Access-Control-Allow-Origin": "*",  # the capability is the authorisation, there are no cookies
     "Access-Control-Allow-Methods": "POST",
@@ -40,12 +46,20 @@ class ProgressRoute:
     """Takes reports in; `on_change` hears of every stream whose reader moved."""
 
     def __init__(
-        self, streams: StreamTable, readers: ReaderRegistry, capabilities: Capabilities, metrics: Metrics
+        self,
+        streams: StreamTable,
+        readers: ReaderRegistry,
+        capabilities: Capabilities,
+        metrics: Metrics,
+        *,
+        body_s: float,
     ) -> None:
+        """`body_s`: for a client to send its reports."""
         self._streams = streams
         self._readers = readers
         self._capabilities = capabilities
         self._metrics = metrics
+        self._body_s = body_s
         self.on_change: Callable[[Stream], None] = lambda stream: None
 
     async def answer(self, rid: str, request: Request) -> Response:
@@ -54,10 +68,21 @@ class ProgressRoute:
             return Response(status_code=204, headers=_ANY_ORIGIN)
         if request.method != "POST":
             return _refusal(405, "send progress reports with POST")
-        body = await _body(request)
+        authorization = request.headers.get("authorization", "")
+        capability = _CAPABILITY.fullmatch(authorization)
+        if capability is not None and not self._capabilities.allows(rid, capability[1]):
+            return self._count(_closing(_forbidden()))
+        try:
+            async with asyncio.timeout(self._body_s):
+                body = await _body(request)
+        except ClientDisconnect:
+            return self._count(_GONE)
+        except TimeoutError:
+            return self._count(_closing(_refusal(408, f"the reports did not come within {self._body_s:g} s")))
         if body is None:
-            return self._count(_refusal(413, f"progress reports are limited to {_MAX_BODY_BYTES} bytes"))
-        return self._count(self._take(rid, body, request.headers.get("authorization", "")))
+            refusal = _refusal(413, f"progress reports are limited to {_MAX_BODY_BYTES} bytes")
+            return self._count(_closing(refusal))
+        return self._count(self._take(rid, body, authorization))
 
     def _take(self, rid: str, body: bytes, authorization: str) -> Response:
         try:
@@ -65,7 +90,7 @@ class ProgressRoute:
         except ProgressError as error:
             return _refusal(400, str(error))
         if not self._capabilities.allows(rid, capability or authorization.removeprefix("Bearer ")):
-            return _refusal(403, "the capability is not that of this stream: see X-TokenFlow-Stream")
+            return _forbidden()
         try:
             taken = self._apply(rid, reports)
         except TooManyReports:
@@ -94,11 +119,11 @@ class ProgressRoute:
 
     def _report(self, track: ReaderTrack, reports: list[ProgressReport], now: float) -> dict[str, Any]:
         track.admit_request(now)
-        before = track.estimate(now).consumed
         accepted = track.progress(reports, now)
         after = track.estimate(now)
-        if track.reported is not None:
-            self._metrics.estimator_error.observe(abs(track.reported - before))
+        self._metrics.progress_clamped.inc(track.clamped)
+        if track.error_tokens is not None:
+            self._metrics.estimator_error.observe(track.error_tokens)
         return {
             "accepted": accepted,
             "consumed": round(after.consumed, 2),
@@ -107,7 +132,7 @@ class ProgressRoute:
         }
 
     def _count(self, response: Response) -> Response:
-        outcome = "accepted" if response.status_code == 200 else f"refused_{response.status_code}"
+        outcome = _OUTCOMES.get(response.status_code, f"refused_{response.status_code}")
         self._metrics.progress_requests.labels(outcome).inc()
         return response
 
@@ -120,6 +145,16 @@ async def _body(request: Request) -> bytes | None:
         if len(body) > _MAX_BODY_BYTES:
             return None
     return bytes(body)
+
+
+def _forbidden() -> Response:
+    return _refusal(403, "the capability is not that of this stream: see X-TokenFlow-Stream")
+
+
+def _closing(response: Response) -> Response:
+    """The same, for a request of which the rest is not read."""
+    response.headers["Connection"] = "close"
+    return response
 
 
 def _json(status: int, content: dict[str, Any]) -> Response:

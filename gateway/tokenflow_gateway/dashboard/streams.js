@@ -38,19 +38,22 @@ function unreadScale(streams) {
 function showStream(fields, stream, scale) {
   setName(fields.id, shortId(stream.id), stream.id);
   setBadge(fields.state, stream.state, STATES.includes(stream.state) ? stream.state : "unknown");
+  fields.state.title = stream.reason ?? "";
   showReader(fields.reader, stream);
   setBar(fields["unread-bar"], (stream.buffered ?? 0) / scale);
   setText(fields.unread, count(stream.buffered));
   setText(fields.rate, rate(stream.rate));
+  fields.rate.title = `${rate(stream.rate_low)} to ${rate(stream.rate_high)}`;
   setText(fields.generated, count(stream.generated));
   setText(fields.delivered, count(stream.delivered));
+  setText(fields.consumed, count(stream.consumed));
   setText(fields.age, age(stream.age_s));
   setText(fields.ttft, latency(stream.ttft_s));
   for (const name of ["tenant", "model", "engine"]) setName(fields[name], stream[name] ?? UNKNOWN);
 }
 
 /** What the reader is doing; the tooltip says who reads and on what evidence the estimate rests. */
-function showReader(badge, { reader, reader_state: state, source }) {
+function showReader(badge, { reader, reader_state: state, source, connection }) {
   setBadge(badge, state, READER_STATES.includes(state) ? state : "unknown");
-  setName(badge, state, `${reader}; estimated by ${source}`);
+  setName(badge, state, `${reader}; estimated by ${source}; connection ${connection ?? UNKNOWN}`);
 }

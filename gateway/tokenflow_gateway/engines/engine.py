@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tokenflow_engine.protocol import EngineStats, Welcome
+from tokenflow_engine.protocol import EngineStats, GatewayMessage, Welcome
 from tokenflow_gateway.config import EngineConfig
 
 __all__ = ["NOT_CONNECTED", "Engine"]
 
 NOT_CONNECTED = "not connected yet"
+
+
+def _nobody(_message: GatewayMessage) -> bool:
+    return False
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +34,8 @@ class Engine:
     link_reason: str | None = NOT_CONNECTED
     link_dropped: int = 0
     """Messages not sent because the engine's plugin did not read."""
+    tell: Callable[[GatewayMessage], bool] = _nobody
+    """Sends its plugin a message; False if there is no link to send it over."""
     stats: EngineStats | None = None
     streams: set[str] = field(default_factory=set)
     """`rid` of the streams placed here."""
@@ -59,6 +66,10 @@ class Engine:
             "running": stats and stats.running,
             "waiting": stats and stats.waiting,
             "parked": stats and stats.parked,
+            "offloaded": stats and stats.offloaded,
+            "policy": stats and stats.policy,
+            "policies": self.welcome.policies if self.welcome else None,
+            "preemptions": stats and stats.preemptions,
             "kv_used_tokens": stats and stats.kv_used_tokens,
             "kv_tokens": stats and stats.kv_tokens,
             "tokens_per_s": stats and round(stats.tokens_per_s, 1),

@@ -93,6 +93,7 @@ class EngineLink:
         self._context = context
         self._clock = clock
         self._socket: zmq.asyncio.Socket | None = None
+        engine.tell = self.tell
 
     # ---- what streams call: never waits ----------------------------------------------------------
 
@@ -109,6 +110,10 @@ class EngineLink:
 
     def consumed(self, message: Consumption) -> bool:
         """Tell the engine where readers are. False if there is no link to tell it over."""
+        return self._engine.linked and self._post(message)
+
+    def tell(self, message: GatewayMessage) -> bool:
+        """Anything else, such as another policy. False if there is no link to tell it over."""
         return self._engine.linked and self._post(message)
 
     # ---- the task --------------------------------------------------------------------------------

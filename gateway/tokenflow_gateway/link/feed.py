@@ -1,7 +1,8 @@
 """What goes to the engine about readers: only what it would otherwise get wrong.
 
 For each stream the feed keeps a copy of the buffer that the engine has (`VirtualBuffer`), and sends a
-`Reading` when the estimate departs from it. Reports that came in are looked at within 20 ms; all streams four
+`Reading` when the estimate departs from it. Only what the link has taken goes into the copy, so that what was
+dropped is sent again at the next look. Reports that came in are looked at within 20 ms; all streams four
 times a second. Each look is also counted (`ReaderRegistry.look`).
 """
 
@@ -11,7 +12,9 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from itertools import islice
+from itertools import count, islice
+
+import msgspec
 
 from tokenflow_engine.buffer import DEFAULT_RATE, VirtualBuffer
 from tokenflow_engine.protocol import Consumption, Reading
@@ -46,7 +49,10 @@ def departs(copy: VirtualBuffer, reading: Reading, *, now: float) -> bool:
 
 
 class ReaderFeed:
-    """Sends readings of open streams to their engines until cancelled. Times on the link are wall-clock."""
+    """Sends readings of open streams to their engines until cancelled.
+
+    Times on the link are wall-clock, those of copies monotonic: a clock that is set must not stop them.
+    """
 
     def __init__(
         self,
@@ -58,6 +64,8 @@ class ReaderFeed:
         self._readers = readers
         self._send = send
         self._changed: set[Stream] = set()
+        self._untold: set[Stream] = set()
+        self._numbers = count(1)
         self._wake = asyncio.Event()
 
     def changed(self, stream: Stream) -> None:
@@ -67,10 +75,12 @@ class ReaderFeed:
 
     def reset(self, streams: Iterable[Stream]) -> None:
         """The engine of these streams knows nothing of their readers (any more)."""
-        now = time.time()
+        now = time.monotonic()
         for stream in streams:
             stream.engine_copy = VirtualBuffer(rate=stream.reader.declared_rate or DEFAULT_RATE, now=now)
-            self.changed(stream)
+            if stream.end is None:
+                self._untold.add(stream)
+                self.changed(stream)
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -84,6 +94,7 @@ class ReaderFeed:
                 sweep_at = loop.time() + _SWEEP_S
                 self._readers.expire(time.monotonic())
                 self._changed.update(self._streams)
+                self._untold.intersection_update(self._changed)
             self._wake.clear()
             for _ in range(0, len(self._changed), _LOOKS_PER_TURN):
                 self.flush()
@@ -93,37 +104,44 @@ class ReaderFeed:
         """Send what departs among the next streams that changed, one message an engine."""
         changed = set(islice(self._changed, _LOOKS_PER_TURN))
         self._changed -= changed
-        batches: defaultdict[Engine, list[Reading]] = defaultdict(list)
+        batches: defaultdict[Engine, list[tuple[Stream, Reading]]] = defaultdict(list)
         for stream in changed:
             if stream.end is None:
                 self._look(stream, batches[stream.engine])
-        for engine, readings in batches.items():
-            if readings:
-                self._send(engine, Consumption(readings=readings))
+            else:
+                self._untold.discard(stream)
+        for engine, batch in batches.items():
+            if batch and self._send(engine, Consumption(readings=[reading for _, reading in batch])):
+                self._told(batch)
 
-    def _look(self, stream: Stream, batch: list[Reading]) -> None:
+    def _look(self, stream: Stream, batch: list[tuple[Stream, Reading]]) -> None:
         track = stream.reader
         all_has_come = 0 < track.shape.tokens <= track.handed_over
         estimate = self._readers.look(track, waiting=all_has_come, now=time.monotonic())
         if stream.engine.linked:
             self._add(stream, estimate, batch)
 
-    def _add(self, stream: Stream, estimate: Estimate, batch: list[Reading]) -> None:
-        now = time.time()
-        copy, reading = stream.engine_copy, _reading(stream, estimate, now)
+    def _add(self, stream: Stream, estimate: Estimate, batch: list[tuple[Stream, Reading]]) -> None:
+        now = time.monotonic()
+        copy, reading = stream.engine_copy, self._reading(stream, estimate)
         copy.generate(stream.counted or 0, now=now)
-        if departs(copy, reading, now=now):
-            copy.report(reading, now=now)
-            batch.append(reading)
+        if stream in self._untold or departs(copy, reading, now=now):
+            batch.append((stream, reading))
 
+    def _told(self, batch: list[tuple[Stream, Reading]]) -> None:
+        now = time.monotonic()
+        for stream, reading in batch:
+            stream.engine_copy.report(msgspec.structs.replace(reading, at=now), now=now)
+            self._untold.discard(stream)
 
-def _reading(stream: Stream, estimate: Estimate, now: float) -> Reading:
-    return Reading(
-        rid=stream.rid,
-        at=now,
-        consumed=stream.reader.consumed_tokens(estimate),
-        rate=estimate.rate,
-        rate_low=estimate.rate_low,
-        rate_high=estimate.rate_high,
-        paused=estimate.state == "paused",
-    )
+    def _reading(self, stream: Stream, estimate: Estimate) -> Reading:
+        return Reading(
+            rid=stream.rid,
+            at=time.time(),
+            consumed=stream.reader.consumed_tokens(estimate),
+            rate=estimate.rate,
+            rate_low=estimate.rate_low,
+            rate_high=estimate.rate_high,
+            paused=estimate.state == "paused",
+            seq=next(self._numbers),
+        )

@@ -32,6 +32,8 @@ class EngineCommand:
     device: Device
     available_memory_bytes: int
     extra: tuple[str, ...] = ()
+    policy: str | None = None
+    """How it schedules; None leaves it to the environment, or the plugin's default."""
 
     def argv(self) -> list[str]:
         """The whole command; what `extra` says comes last and so wins."""
@@ -43,7 +45,8 @@ class EngineCommand:
     def environ(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """The engine's environment: a model that lies here is loaded without asking its hub."""
         offline = {"HF_HUB_OFFLINE": "1"} if Path(self.model).is_dir() else {}
-        return {**offline, **inherited}
+        policy = {} if self.policy is None else {"TOKENFLOW_POLICY": self.policy}
+        return {**offline, **inherited, **policy}
 
     def _cpu_options(self) -> list[str]:
         options = {

@@ -21,42 +21,64 @@ _SWEEP_S = 0.1
 _SELDOM_S = 0.25
 """Between two looks at a client that keeps up and whose buffer is too large to tell its position."""
 _PROBES_PER_TURN = 100
+_OF_PROXIES = frozenset({b"via", b"forwarded", b"x-forwarded-for"})
+"""Headers of a request that somebody in between has passed on."""
 
 
 class ConnectionTrack:
-    """Knows which bytes carried which tokens, and so turns what the kernel tells into positions."""
+    """Knows which bytes carried which tokens, and so turns what the kernel tells into positions.
 
-    __slots__ = ("_at_most", "_ledger", "_look_at", "_meter", "_settled_at", "_stalled", "_watch", "_writes")
+    Of a proxy's connection (`proxied`) only bounds and pauses are taken: its position is nobody's.
+    """
 
-    def __init__(self, meter: SocketMeter, watch: WindowWatch, *, now: float) -> None:
+    __slots__ = (
+        "_at_most",
+        "_ledger",
+        "_look_at",
+        "_meter",
+        "_settled_at",
+        "_stalled",
+        "_tokens",
+        "_watch",
+        "proxied",
+    )
+
+    def __init__(self, meter: SocketMeter, watch: WindowWatch, *, proxied: bool, now: float) -> None:
         self._meter = meter
         self._watch = watch
+        self.proxied = proxied
         self._ledger = ByteLedger()
-        self._writes = 0
+        self._tokens = 0
         self._at_most: float | None = None
         self._stalled = False
         self._settled_at = 0
         self._look_at = now
 
     @classmethod
-    def begin(cls, meter: SocketMeter | None, *, now: float) -> Self | None:
-        """Before the first byte of an event stream; None where the connection shows nothing."""
+    def begin(
+        cls, meter: SocketMeter | None, headers: Iterable[tuple[bytes, bytes]] = (), *, now: float
+    ) -> Self | None:
+        """Before the first byte of an event stream; None where the connection shows nothing.
+
+        `headers`: the request's, which tell of proxies that name themselves.
+        """
         first = None if meter is None else meter.probe()
         if meter is None or first is None:
             return None
         meter.start()
-        return cls(meter, WindowWatch(first, now=now), now=now)
+        proxied = not _OF_PROXIES.isdisjoint(name for name, _ in headers)
+        return cls(meter, WindowWatch(first, now=now), proxied=proxied, now=now)
 
     @property
     def unread_at_least(self) -> float:
         """Readable tokens handed over that the client's program had certainly not taken at the last look."""
         return 0.0 if self._at_most is None else max(0.0, self._ledger.tokens - self._at_most)
 
-    def wrote(self, size: int, tokens: int) -> None:
-        """`size` bytes have been handed to the server; the client has `tokens` readable ones with them."""
+    def wrote(self, size: int, tokens: int, readable: int) -> None:
+        """`size` bytes have been handed to the server; the client has so many tokens with them."""
         if size:
-            self._ledger.wrote(_chunk_bytes(size), tokens)
-            self._writes += 1
+            self._ledger.wrote(_chunk_bytes(size), readable)
+            self._tokens = tokens
 
     def look(self, reader: ReaderTrack, *, now: float) -> bool:
         """Read the connection and tell `reader`; whether it was news. Free while nothing is under way."""
@@ -66,17 +88,18 @@ class ConnectionTrack:
         reading = self._meter.probe()
         if reading is None:
             return False
-        evidence = self._watch.look(reading, event_bytes=ledger.bytes / self._writes, now=now)
+        evidence = self._watch.look(reading, event_bytes=ledger.bytes / max(1, self._tokens), now=now)
         before = reading.written - ledger.bytes
         at_most = evidence.at_most
         self._at_most = None if at_most is None else ledger.tokens_within(at_most - before)
-        position = ledger.tokens_within(evidence.read_as_shown - before) if evidence.moved else None
+        moved = evidence.moved and not self.proxied
+        position = ledger.tokens_within(evidence.read_as_shown - before) if moved else None
         reader.transport(at_most=self._at_most, position=position, stalled=evidence.stalled, now=now)
         ledger.forget(evidence.read_as_shown - before - self._watch.doubt_bytes)
         self._settled_at = ledger.bytes if evidence.settled else -1
         if not self._watch.small and evidence.at_most is None and not evidence.stalled:
             self._look_at = now + _SELDOM_S
-        news = evidence.moved or evidence.stalled != self._stalled
+        news = moved or evidence.stalled != self._stalled
         self._stalled = evidence.stalled
         return news
 

@@ -118,9 +118,10 @@ class LearnedRates:
                 self._readers.popitem(last=False)
         self._readers.move_to_end(name)
         evidence.age(now)
-        if seconds > 0:
+        texts = seconds / _TEXT_S
+        if texts > 0:
             most = math.log(MAX_RATIO)
-            evidence.add(min(max(math.log(ratio), -most), most), seconds / _TEXT_S)
+            evidence.add(min(max(math.log(ratio), -most), most), texts)
 
 
 def _predict(evidence: _Evidence) -> Habit:

@@ -22,7 +22,7 @@ from tokenflow_engine.protocol import Reader
 from tokenflow_gateway.readers.estimator import Pace
 from tokenflow_gateway.readers.learned import Habit
 
-__all__ = ["TextShape", "declared_pace", "learned_pace", "model_pace"]
+__all__ = ["TextShape", "learned_pace", "model_pace"]
 
 _LATIN_CHARS_PER_S = 238 * 6.0 / 60
 _LATIN_ALOUD_CHARS_PER_S = 183 * 6.0 / 60
@@ -34,7 +34,6 @@ _CODE_BAND = (0.4, 2.5)
 _WIDE_FROM = "\u2e80"
 """First code point of the CJK blocks; what lies beyond is read by the character."""
 _TYPICAL_CHARS_PER_TOKEN = 4.5
-_DECLARED_BAND = (0.9, 1.1)
 _MACHINE_RATE = 1000.0
 """Tokens per second of a reader that takes everything at once."""
 _FENCE_TICKS = 3
@@ -111,8 +110,3 @@ def learned_pace(average: Pace, habit: Habit) -> Pace:
 def _beyond_prose(width: float, *, prose: float) -> float:
     """The part of a band's width, as logarithm, that the width of prose does not explain."""
     return math.sqrt(max(0.0, math.log(width) ** 2 - math.log(prose) ** 2))
-
-
-def declared_pace(rate: float) -> Pace:
-    """The pace that a client has declared."""
-    return Pace(rate, rate * _DECLARED_BAND[0], rate * _DECLARED_BAND[1], "declared")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tokenflow_engine.protocol import Reader
 from tokenflow_gateway.readers.estimator import Estimate, Estimator, Pace
 from tokenflow_gateway.readers.learned import LEAST_EVIDENCE_S, Habit
 from tokenflow_gateway.readers.progress import ProgressReport
-from tokenflow_gateway.readers.speed import TextShape, declared_pace, learned_pace, model_pace
+from tokenflow_gateway.readers.speed import TextShape, learned_pace, model_pace
 from tokenflow_gateway.readers.tally import ReaderTally
 
 __all__ = ["REQUESTS_PER_S", "ReaderTrack", "TooManyReports", "Watched"]
@@ -51,7 +51,9 @@ class ReaderTrack:
         "_refilled_at",
         "_taught",
         "_tokens_until",
+        "clamped",
         "declared_rate",
+        "error_tokens",
         "name",
         "reader",
         "reported",
@@ -85,6 +87,10 @@ class ReaderTrack:
         self._look_again_tokens = _FIRST_LOOK_TOKENS
         self.reported: float | None = None
         """Position said last in what `progress` took in, in readable tokens."""
+        self.error_tokens: float | None = None
+        """How far the estimate without these reports was off from it, at the time that it was true."""
+        self.clamped = 0
+        """How many of these reports named a position beyond what was delivered."""
         self._allowance = float(REQUESTS_PER_S)
         self._refilled_at = now
 
@@ -150,22 +156,27 @@ class ReaderTrack:
             raise TooManyReports
         self._allowance -= 1.0
 
-    def progress(self, reports: Iterable[ProgressReport], now: float) -> int:
+    def progress(self, reports: Sequence[ProgressReport], now: float) -> int:
         """Take in reports ordered by `seq`; returns how many were new."""
-        accepted, self.reported = 0, None
-        for report in reports:
+        accepted, self.clamped = 0, 0
+        self.reported = self.error_tokens = None
+        believed = [self._estimator.position_at(now - report.age_ms / 1000, now=now) for report in reports]
+        for report, before in zip(reports, believed, strict=True):
             if report.seq <= self._last_seq:
                 continue
             self._last_seq = report.seq
             accepted += 1
+            age_s = report.age_ms / 1000
             position = self._position(report)
             if position is not None:
+                self.clamped += self._is_beyond(report, position)
                 self.reported = position = min(position, float(self.handed_over))
+                self.error_tokens = abs(position - before)
             self._estimator.report(
-                at=now - report.age_ms / 1000,
+                at=now - age_s,
                 position=position,
                 rate=report.rate,
-                paused=report.paused or not report.visible,
+                paused=report.paused or (self.reader == "human" and not report.visible),
                 now=now,
             )
         return accepted
@@ -183,7 +194,7 @@ class ReaderTrack:
     def _prior(self) -> Pace:
         """The best pace known without evidence of this stream: declared, learned, or the average reader's."""
         if self.declared_rate is not None:
-            return declared_pace(self.declared_rate)
+            return Pace.declared(self.declared_rate)
         average = model_pace(self.shape, reader=self.reader)
         return average if self._habit is None else learned_pace(average, self._habit)
 
@@ -196,6 +207,12 @@ class ReaderTrack:
             return float(whole)
         before = self._chars_until[whole - 1] if whole else 0
         return whole + (report.chars - before) / (self._chars_until[whole] - before)
+
+    def _is_beyond(self, report: ProgressReport, position: float) -> bool:
+        """Whether the client says more than it can know of."""
+        if report.tokens is not None:
+            return report.tokens > self._events or position > self.handed_over
+        return position > self.handed_over or (report.chars or 0) > self.shape.chars
 
     def _tokens_of_events(self, events: float | None) -> float | None:
         if events is None or self._tokens_until is None:

@@ -35,6 +35,10 @@ _OWN_PACE_S = 1.0
 """A client with a small buffer that leaves it more than half full for so long reads at a pace of its own."""
 _PATIENCE = 1.5
 """Silence that is taken for a pause, in times of what reading the whole buffer takes."""
+_SHUT_S = 0.75
+"""A client that has not been seen to read slowly, and whose window stays shut for so long, takes nothing."""
+_SHUT_SHARE = 16
+"""A window is shut when less than this part of the empty buffer's is left of it."""
 _LONGEST_GAPS = 2.0
 """Or in times of the longest silence of the last seconds, where there were enough of them."""
 _LOOK_BACK_S = 5.0
@@ -80,6 +84,8 @@ class WindowWatch:
         "_moves",
         "_own_pace",
         "_prompt",
+        "_reads_slowly",
+        "_shut_since",
         "_silent",
         "_silent_before",
         "_speed",
@@ -98,6 +104,8 @@ class WindowWatch:
         self._prompt = False
         self._full_since: float | None = None
         self._own_pace = False
+        self._shut_since: float | None = None
+        self._reads_slowly = False
 
     @property
     def small(self) -> bool:
@@ -114,13 +122,15 @@ class WindowWatch:
         return max(_GRAIN_BYTES, self._empty // _GRAIN_SHARE)
 
     def look(self, reading: SocketReading, *, event_bytes: float, now: float) -> WindowEvidence:
-        """Take one reading in. `event_bytes`: of one write, on average."""
+        """Take one reading in. `event_bytes`: of one event, on average."""
         read = max(0, min(reading.acked, reading.edge - self._empty))
         behind = reading.acked - read > max(_TOLERANCE_BYTES, _TOLERANCE_EVENTS * event_bytes)
         half_full = reading.window < self._empty / 2
+        went_on = reading.acked > self._last.acked or reading.edge > self._last.edge
         moved = self._follow(reading, now)
+        self._watch_shut(reading, went_on=went_on, moved=moved, now=now)
         self._watch_promptness(reading, behind=behind, now=now)
-        stalled = behind and self._is_silent(reading, now)
+        stalled = self._is_shut_out(reading, now) or (behind and self._is_silent(reading, now))
         self._silent |= stalled
         self._watch_pace(half_full=half_full, stalled=stalled, now=now)
         return WindowEvidence(
@@ -164,6 +174,7 @@ class WindowWatch:
                 self._kept_up_since = now
             self._prompt = now - self._kept_up_since >= _KEPT_UP_S
             self._up_to_date = now, reading
+            self._reads_slowly = False
             return
         self._kept_up_since = None
         if self._reads_on(reading) and now - self._up_to_date[0] > _KEPT_UP_S:
@@ -173,6 +184,23 @@ class WindowWatch:
         """Whether more has been read since the client was last up to date than growing windows feign."""
         _, before = self._up_to_date
         return reading.edge - before.edge >= _GROWTH * (reading.acked - before.acked)
+
+    def _watch_shut(self, reading: SocketReading, *, went_on: bool, moved: bool, now: float) -> None:
+        waits = reading.notsent > 0 or reading.buffered > 0
+        if not waits or went_on or reading.window > self._empty // _SHUT_SHARE:
+            self._reads_slowly |= moved and self._shut_since is not None
+            self._shut_since = None
+        elif self._shut_since is None:
+            self._shut_since = now
+
+    def _is_shut_out(self, reading: SocketReading, now: float) -> bool:
+        """The server cannot write, since the window is shut, and not because it is opened in large steps.
+
+        A small buffer is shut most of the time, and tells its reader's speed: see `_patience_s`.
+        """
+        if self._shut_since is None or self.small or self._reads_slowly or self._reads_on(reading):
+            return False
+        return now - self._shut_since >= _SHUT_S
 
     def _is_silent(self, reading: SocketReading, now: float) -> bool:
         if self._prompt:

@@ -33,7 +33,7 @@ __all__ = [
 
 _TAIL_S = 1.0
 """How long the engine may take to close its side after ``[DONE]``, so that the connection can be reused."""
-_READ_BYTES = 64 * 1024
+_READ_BYTES = 8 * 1024
 """What is taken from the engine's connection at a time, and so by how much a queue can exceed its cap."""
 _PASSED = frozenset({"content-type", "content-disposition", "retry-after"})
 _LAST_EVENTS = {
@@ -85,7 +85,7 @@ async def relay_events(
     Raises `BadStream`, `StreamTruncated`, `EngineAborted`, `ClientTooSlow`, or what the guard raises; text
     that came before may then wait in `delivery`. `handle` names the stream to the client, for its reports.
     """
-    stream.connection = ConnectionTrack.begin(exchange.meter, now=time.monotonic())
+    stream.connection = ConnectionTrack.begin(exchange.meter, exchange.headers, now=time.monotonic())
     await exchange.start(200, (*STREAM_HEADERS, (STREAM_HEADER, handle.encode())))
     data = await response.content.read(_READ_BYTES)
     guard.expect(idle_s, "nothing more")  # until now it was the first byte that was waited for
@@ -108,8 +108,7 @@ async def relay_events(
         await delivery.put(_closing(meter), meter.tokens, meter.readable)
     stream.answered = not meter.failed
     await _read_tail(response)
-    await delivery.drained()
-    await exchange.finish()
+    await delivery.finish()
 
 
 async def _pass_on(stream: Stream, delivery: Delivery, meter: StreamMeter, data: bytes) -> None:

@@ -2,17 +2,18 @@
 
 The engine is read, parsed and counted by the request's own task, which calls `put`. A second task writes, but
 only while something waits: for the client's connection to take more or, in a paced stream, for the reader to
-need it. What has not been handed over lies here, where it is counted, and not in the kernel.
+need it. What has not been handed over lies here, where it is counted, and not in the server or the kernel.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections import deque
 from types import TracebackType
 
 from tokenflow_gateway.config import DeliverySettings
+from tokenflow_gateway.relay.backlog import Backlog
 from tokenflow_gateway.relay.errors import ClientTooSlow
 from tokenflow_gateway.relay.exchange import Exchange
 from tokenflow_gateway.relay.meter import Piece
@@ -22,16 +23,21 @@ from tokenflow_gateway.relay.stream import Stream
 __all__ = ["Delivery"]
 
 _WRITE_BYTES = 16 * 1024
-"""What waits is handed over in writes of about this size."""
+"""The most that is handed over in one write, and so the most that waits in the server's own buffer."""
 _LOOK_AGAIN_S = 0.25
 """A wait for the reader is looked at again after this long: pauses may end without a word."""
+_LARGE_EVENT_S = 1.0
+"""Under ``at_cap: abort``, for the connection to go on with an event that alone is larger than the cap."""
+_LAST_PATIENCE_S = 60.0
+"""The most that a client which takes nothing, or a paced reader, is waited for once a stream has failed."""
 
 
 class Delivery:
     """Context manager around one stream's way to its client. Nothing is written after it is left.
 
-    Order is kept, and a piece is never cut. With a `pacer`, text is handed over when the reader needs it;
-    pieces without text wait only for those before them.
+    Order is kept. A piece leaves as a whole, in several writes if it is large. With a `pacer`, text is handed
+    over when the reader needs it; pieces without text wait only for those before them. A reader who has
+    paused for `max_hold_s` gets what waits, and what comes until his pause is over.
     """
 
     def __init__(
@@ -40,15 +46,20 @@ class Delivery:
         self._exchange = exchange
         self._stream = stream
         self._settings = settings
+        self._patience_s = settings.max_hold_s
         self._pacer = pacer
         self.paced = pacer is not None
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[Piece] = deque()
+        self._backlog = Backlog(write_bytes=_WRITE_BYTES)
+        self._queued_last = 0  # bytes of the last put that had to wait
         self._writer: asyncio.Task[None] | None = None
         self._fault: Exception | None = None
+        self._last_put = (0, 0)  # tokens, and those to be read
         self._readable = 0  # handed over
-        self._moved = asyncio.Event()
-        self._moved_at = 0.0  # when the queue last became shorter, or began
+        self._offered_at: float | None = None  # when the write began that the connection has not taken yet
+        self._paused_at: float | None = None  # when text was first withheld from a reader who has paused
+        self._end_of_pace: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
         self._wake = asyncio.Event()
 
     async def __aenter__(self) -> Delivery:
@@ -59,8 +70,10 @@ class Delivery:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._queue.clear()
+        self._backlog = Backlog(write_bytes=_WRITE_BYTES)
         self._stream.held_bytes = 0
+        if self._end_of_pace is not None:
+            self._end_of_pace.cancel()
         if self._stream.connection is not None:  # not before: what waits is to wait here until the end
             self._stream.connection.end(self._stream.reader, now=time.monotonic())
         if self._writer is not None:
@@ -75,43 +88,62 @@ class Delivery:
     @property
     def empty(self) -> bool:
         """The client has been handed all there is."""
-        return self._writer is None and not self._queue
+        return self._writer is None and not self._backlog
 
     async def put(self, data: bytes, tokens: int, readable: int) -> None:
         """Take the next `Piece`. Waits only under a server that does not say if a write would wait."""
-        if self._fault is not None:
-            raise self._fault
-        due = self._pacer is None or self._wait_s(self._readable, readable) <= 0
-        if due and self._writer is None and self._exchange.writable:
-            if data:
-                await self._exchange.write(data)
-            self._handed_over(len(data), tokens, readable)
-            return
-        self._queue.append(Piece(data, tokens, readable))
+        self._raise_fault()
+        self._last_put = (tokens, readable)
+        if self._writer is None and self._is_due(self._readable, readable):
+            data = await self._write_at_once(Piece(data, tokens, readable))
+            if not data:
+                return
+        self._queued_last = len(data)
         self._stream.held_bytes += len(data)
+        self._backlog.add(Piece(data, tokens, readable), join=self._pacer is None)
         if self._writer is None:
-            self._moved_at = self._loop.time()
-            self._writer = self._loop.create_task(self._write_queue())
+            self._writer = self._loop.create_task(self._write_backlog())
 
     async def room(self) -> None:
         """Wait while `full`. Raises `ClientTooSlow` at once or after a while, as the settings say.
 
         A paced stream that is full has an engine ahead of its reader, which is as it should be: it waits.
         """
+        begun = self._loop.time()
+        aborts = self._settings.at_cap == "abort" and self._pacer is None
         while self.full:
-            if self._settings.at_cap == "abort" and self._pacer is None:
+            if aborts and self._stream.held_bytes > self._queued_last:
                 raise ClientTooSlow(_too_slow(self._stream.held_bytes))
-            try:
-                await self._progress()
-            except ClientTooSlow:
-                self._moved_at = self._loop.time()  # what is here still waits for the client to come back
-                raise
+            await self._change(begun, _LARGE_EVENT_S if aborts else self._patience_s)
 
     async def drained(self) -> None:
-        """Wait until the client has all there is. Raises `ClientTooSlow` if it takes nothing more."""
+        """Wait until the client has all there is. Raises `ClientTooSlow` if it takes nothing more.
+
+        A reader's pace, however slow, is waited for; see the class for his pauses.
+        """
+        begun = self._loop.time()
         while self._writer is not None:
-            await self._progress()
+            await self._change(begun, self._patience_s)
         self._raise_fault()
+
+    async def finish(self) -> None:
+        """The same, and end the answer."""
+        await self.drained()
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._exchange.finish()
+        except TimeoutError:
+            raise ClientTooSlow(_too_slow(self._stream.held_bytes)) from None
+
+    async def last_words(self, data: bytes) -> None:
+        """The stream has failed: `data` comes behind what waits, and is the end.
+
+        The pace is kept for a minute at most, and a client that takes nothing is not waited for longer.
+        """
+        self._patience_s = min(self._patience_s, _LAST_PATIENCE_S)
+        self._wake.set()
+        self._end_of_pace = self._loop.call_later(_LAST_PATIENCE_S, self.hurry)
+        await self.put(data, *self._last_put)
 
     def hurry(self) -> None:
         """From now on only the client's connection is waited for."""
@@ -120,53 +152,80 @@ class Delivery:
 
     # ---- inside ----------------------------------------------------------------------------------
 
-    async def _progress(self) -> None:
-        """Wait until the queue is shorter. Raises `ClientTooSlow` if it has not been for `max_hold_s`."""
+    async def _change(self, begun: float, within_s: float) -> None:
+        """Wait until the writer gets on, or comes to wait for the connection or for the reader.
+
+        Raises `ClientTooSlow` if it is the connection, and it has taken nothing for `within_s`, counted from
+        `begun` at the earliest.
+        """
         self._raise_fault()
-        self._moved.clear()
+        self._changed.clear()
+        deadline = None if self._offered_at is None else max(self._offered_at, begun) + within_s
         try:
-            async with asyncio.timeout_at(self._moved_at + self._settings.max_hold_s):
-                await self._moved.wait()
+            async with asyncio.timeout_at(deadline):
+                await self._changed.wait()
         except TimeoutError:
             raise ClientTooSlow(_too_slow(self._stream.held_bytes)) from None
 
-    async def _write_queue(self) -> None:
+    async def _write_at_once(self, piece: Piece) -> bytes:
+        """Hand over what the connection takes now; the rest of it."""
+        if not piece.data:
+            self._handed_over(piece)
+        at, size = 0, len(piece.data)
+        while at < size and self._exchange.writable:
+            part = piece if size <= _WRITE_BYTES else self._slice(piece, at)
+            await self._exchange.write(part.data)
+            self._handed_over(part)
+            at += len(part.data)
+        return piece.data[at:]
+
+    def _slice(self, piece: Piece, at: int) -> Piece:
+        """What goes out of a large piece in one write: the client has its tokens with the last one."""
+        end = at + _WRITE_BYTES
+        counts = self._has if end < len(piece.data) else piece[1:]
+        return Piece(piece.data[at:end], *counts)
+
+    async def _write_backlog(self) -> None:
         try:
-            while self._queue:
-                if (wait_s := self._wait_s(self._readable, self._queue[0].readable)) > 0:
+            while self._backlog:
+                if (wait_s := self._wait_s(self._readable, self._backlog.readable)) > 0:
                     await self._sleep(wait_s)
                     continue
-                piece = self._take()
+                piece = self._backlog.take(has=self._has, due=self._is_due)
+                self._offered_at = self._loop.time()
+                self._changed.set()
                 if piece.data:
                     await self._exchange.write(piece.data)
+                self._offered_at = None
                 self._stream.held_bytes -= len(piece.data)
-                self._handed_over(len(piece.data), piece.tokens, piece.readable)
-                self._moved_at = self._loop.time()
-                self._moved.set()
+                self._handed_over(piece)
+                self._changed.set()
         except Exception as fault:  # noqa: BLE001 - raised in the request's task, by its next call
             self._fault = fault
         finally:
             self._writer = None
-            self._moved.set()
+            self._changed.set()
 
-    def _take(self) -> Piece:
-        """The next piece and those that are due with it, as one."""
-        last = self._queue.popleft()
-        parts, size = [last.data], len(last.data)
-        while self._queue and size < _WRITE_BYTES:
-            if self._wait_s(last.readable, self._queue[0].readable) > 0:
-                break
-            last = self._queue.popleft()
-            parts.append(last.data)
-            size += len(last.data)
-        return Piece(b"".join(parts), last.tokens, last.readable)
+    @property
+    def _has(self) -> tuple[int, int]:
+        """Tokens that the client has, and those of them that are to be read."""
+        return self._stream.delivered, self._readable
+
+    def _is_due(self, readable_before: int, readable: int) -> bool:
+        return self._wait_s(readable_before, readable) <= 0
 
     def _wait_s(self, readable_before: int, readable: int) -> float:
         """Seconds until the text between these two counts is due."""
         if self._pacer is None or readable == readable_before:
             return 0.0
         now = time.monotonic()
-        return self._pacer.wait_s(readable_before, self._stream.reader.estimate(now), now)
+        wait_s = self._pacer.wait_s(readable_before, self._stream.reader.estimate(now), now)
+        if wait_s < math.inf:
+            self._paused_at = None
+            return wait_s
+        if self._paused_at is None:
+            self._paused_at = now
+        return max(0.0, self._paused_at + self._patience_s - now)
 
     async def _sleep(self, seconds: float) -> None:
         self._wake.clear()
@@ -176,17 +235,17 @@ class Delivery:
         finally:
             timer.cancel()
 
-    def _handed_over(self, size: int, tokens: int, readable: int) -> None:
-        """`size` bytes have gone to the client's connection, which has these tokens with them."""
+    def _handed_over(self, piece: Piece) -> None:
+        """These bytes have gone to the client's connection, which has the piece's tokens with them."""
         now = time.monotonic()
         stream = self._stream
-        if tokens and stream.first_token is None:
+        if piece.tokens and stream.first_token is None:
             stream.first_token = now
-        stream.delivered = tokens
-        self._readable = readable
-        stream.reader.delivered(readable, now)
+        stream.delivered = piece.tokens
+        self._readable = piece.readable
+        stream.reader.delivered(piece.readable, now)
         if stream.connection is not None:
-            stream.connection.wrote(size, readable)
+            stream.connection.wrote(len(piece.data), piece.tokens, piece.readable)
 
     def _raise_fault(self) -> None:
         if self._fault is not None:

@@ -128,7 +128,7 @@ class Relay:
                 declared_rate=reader.rate,
                 now=time.monotonic(),
             ),
-            engine_copy=VirtualBuffer(rate=reader.rate or DEFAULT_RATE, now=time.time()),
+            engine_copy=VirtualBuffer(rate=reader.rate or DEFAULT_RATE, now=time.monotonic()),
             streaming=fields.stream,
         )
         sglang = engine.kind == "sglang"
@@ -140,11 +140,13 @@ class Relay:
             cut_usage=sglang and not fields.wants_usage_in_chunks,
         )
         pacer = Pacer(now=stream.started) if paced else None
-        async with Delivery(exchange, stream, self.settings.delivery, pacer=pacer) as delivery:
-            async with self._open(stream) as outcome:
-                await self._follow(exchange, stream, delivery, meter, sent, outcome)
-            if outcome.error is not None:
-                await self._last_words(exchange, delivery, outcome.error, answered=meter.done)
+        with self.lifecycle.streams.delivering(stream):
+            async with Delivery(exchange, stream, self.settings.delivery, pacer=pacer) as delivery:
+                async with self._open(stream) as outcome:
+                    await self._follow(exchange, stream, delivery, meter, sent, outcome)
+                if outcome.error is not None:
+                    with self.metrics.delivering_after_end(stream):
+                        await self._last_words(exchange, delivery, outcome.error, answered=meter.done)
 
     @asynccontextmanager
     async def _open(self, stream: Stream) -> AsyncIterator[_Outcome]:
@@ -209,10 +211,12 @@ class Relay:
             return
         if not exchange.streaming:
             return
+        await delivery.last_words(b"" if answered else error_events(exchange.path, error))
         try:
             if not isinstance(error, ShuttingDown):
                 async with RequestGuard(exchange.receive):
-                    await delivery.drained()
+                    await delivery.finish()
+                return
         except ClientGone:
             return
         except (ClientTooSlow, asyncio.CancelledError):
@@ -220,8 +224,7 @@ class Relay:
         delivery.hurry()
         try:
             async with asyncio.timeout(_LAST_WORDS_S):
-                await delivery.drained()
-                await exchange.finish(b"" if answered else error_events(exchange.path, error))
+                await delivery.finish()
         except (ClientTooSlow, TimeoutError):
             await exchange.break_off()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Final, Literal, cast, get_args
 
@@ -95,7 +96,8 @@ class ReaderFields(msgspec.Struct, frozen=True, kw_only=True):
     """Who reads, in the client's words: opaque, and not for logs."""
 
 
-_MAX_RATE = 1000.0
+_LEAST_RATE, _MAX_RATE = 0.05, 1000.0
+_RATE = re.compile(r"[0-9]{1,4}(\.[0-9]{1,20})?")
 _MAX_USER_CHARS = 256
 
 
@@ -122,7 +124,7 @@ def read_reader(headers: Iterable[tuple[bytes, bytes]], parsed: Body, *, user_he
 def _user(value: bytes, header: str) -> str:
     if len(value) > _MAX_USER_CHARS:
         raise BadRequest(f"{header} must be a name of at most {_MAX_USER_CHARS} characters")
-    return value.decode("utf-8", "surrogateescape")
+    return value.decode("utf-8", "surrogateescape").strip()
 
 
 def _body_user(parsed: Body) -> str | None:
@@ -133,7 +135,7 @@ def _body_user(parsed: Body) -> str | None:
         user = msgspec.json.decode(raw, type=str)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
-    return user if len(user) <= _MAX_USER_CHARS else None
+    return user.strip() or None if len(user) <= _MAX_USER_CHARS else None
 
 
 DeliveryMode = Literal["immediate", "paced"]
@@ -159,12 +161,12 @@ def _reader_kind(value: str) -> Reader:
 
 
 def _rate(value: str) -> float:
-    try:
-        rate = float(value)
-    except ValueError:
-        rate = 0.0
-    if not 0 < rate <= _MAX_RATE:
-        raise BadRequest(f"X-TokenFlow-Rate must be tokens per second up to {_MAX_RATE:g}, not {value!r}")
+    rate = float(value) if _RATE.fullmatch(value) else 0.0
+    if not _LEAST_RATE <= rate <= _MAX_RATE:
+        raise BadRequest(
+            "X-TokenFlow-Rate must be tokens per second, a decimal number from "
+            f"{_LEAST_RATE:g} to {_MAX_RATE:g}, not {value!r}"
+        )
     return rate
 
 

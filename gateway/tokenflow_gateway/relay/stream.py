@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -79,6 +80,8 @@ class Stream:
     counted: int | None = None
     """Tokens generated, as the engine's plugin counts them."""
     engine_state: State | None = None
+    engine_reason: str | None = None
+    """Why a policy has it wait or parked."""
     engine_buffered: float | None = None
     """Tokens not read yet, as the engine's plugin has it."""
     prompt_tokens: int | None = None
@@ -109,6 +112,13 @@ class Stream:
         """Seconds from arrival to the first content handed to the client."""
         return None if self.first_token is None else self.first_token - self.started
 
+    @property
+    def connection_kind(self) -> Literal["direct", "proxied", "unseen"]:
+        """Whose connection the gateway looks at: the client's, a proxy's, or none."""
+        if self.connection is None:
+            return "unseen"
+        return "proxied" if self.connection.proxied else "direct"
+
     def view(self, now: float) -> dict[str, object]:
         """The stream as ``/admin/streams`` shows it; `now` is `time.monotonic()`."""
         reader = self.reader.estimate(now)
@@ -121,6 +131,7 @@ class Stream:
             "model": self.model,
             "engine": self.engine.name,
             "state": self.state,
+            "reason": self.engine_reason,
             "generated": self.generated,
             "delivered": self.delivered,
             "held_bytes": self.held_bytes,
@@ -133,6 +144,7 @@ class Stream:
             "reader": self.reader.reader,
             "reader_state": reader.state,
             "source": reader.source,
+            "connection": self.connection_kind,
             "unread_at_least": None if self.connection is None else round(self.connection.unread_at_least, 1),
             "age_s": round(now - self.started, 3),
             "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 4),
@@ -144,6 +156,7 @@ class StreamTable:
 
     def __init__(self) -> None:
         self._streams: dict[str, Stream] = {}
+        self._delivering: set[Stream] = set()
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -166,6 +179,20 @@ class StreamTable:
             stream.engine.streams.discard(rid)
         return stream
 
+    @contextmanager
+    def delivering(self, stream: Stream) -> Iterator[None]:
+        """Something of this stream may wait for its client inside, open or not."""
+        self._delivering.add(stream)
+        try:
+            yield
+        finally:
+            self._delivering.discard(stream)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that wait for clients, those of streams that are closed included."""
+        return sum(stream.held_bytes for stream in self._delivering)
+
     def apply(self, states: Iterable[StreamState]) -> None:
         """Take over what an engine says of its streams; unknown ones are ignored."""
         for state in states:
@@ -174,6 +201,7 @@ class StreamTable:
                 stream.engine_state = state.state
                 stream.counted = state.generated
                 stream.engine_buffered = state.buffered
+                stream.engine_reason = state.reason
 
     def of_engine(self, engine: Engine) -> list[Stream]:
         """The streams placed on one engine."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
@@ -20,6 +21,8 @@ _KEEPALIVE_S = 2.0
 """Idle connections are dropped well before uvicorn drops them (5 s), so that none is used as it closes."""
 _READ_BUFFER_BYTES = 16 * 1024
 """What is read ahead of the relay on one connection: twice this, and what one read of the socket brings."""
+_RECEIVE_BUFFER_BYTES = 32 * 1024
+"""`SO_RCVBUF` of a connection, which Linux doubles: what one read of the socket can bring."""
 _NOT_FORWARDED = frozenset(
     {
         b"accept-encoding",
@@ -44,7 +47,9 @@ class Upstream:
 
     def __init__(self, *, connect_s: float) -> None:
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S),
+            connector=aiohttp.TCPConnector(
+                limit=0, keepalive_timeout=_KEEPALIVE_S, socket_factory=_small_socket
+            ),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_s),
             cookie_jar=aiohttp.DummyCookieJar(),
             read_bufsize=_READ_BUFFER_BYTES,
@@ -92,6 +97,14 @@ class Upstream:
             body=msgspec.json.encode({"rid": rid}),
         ) as response:
             await response.read()
+
+
+def _small_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket that lets little pile up while its stream is held."""
+    family, kind, protocol, _, _ = address
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+    return sock
 
 
 def _forwarded(engine: Engine, headers: Iterable[Header], request_id: str) -> list[tuple[str, str]]:

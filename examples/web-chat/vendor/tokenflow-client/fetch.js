@@ -52,6 +52,7 @@ function follow(response, url, fetch, options) {
         id: key[1],
         capability: key[2],
         url: progressUrl(url, key[1]),
+        reader: options.reader ?? "human",
         positionFrom: options.positionFrom ?? (options.reader === "machine" ? "read" : "shown"),
         fetch,
         clock: options.clock ?? systemClock,

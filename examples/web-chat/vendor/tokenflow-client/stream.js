@@ -18,6 +18,7 @@ export class TokenFlowStream {
     #reporter;
     #clock;
     #page;
+    #reader;
     #positionFrom;
     #content = new ContentReader((text) => this.#count(text));
     #delivered = { tokens: 0, chars: 0 };
@@ -34,6 +35,7 @@ export class TokenFlowStream {
         this.id = options.id;
         this.#clock = options.clock;
         this.#page = options.page;
+        this.#reader = options.reader;
         this.#positionFrom = options.positionFrom;
         this.#reporter = new Reporter(options, () => this.#release());
         this.#stop = [
@@ -120,7 +122,7 @@ export class TokenFlowStream {
         return this.#position.tokens < this.#delivered.tokens;
     }
     #isStill() {
-        return this.#paused || this.#page.hidden === true;
+        return this.#paused || (this.#reader === "human" && this.#page.hidden === true);
     }
     #finish() {
         this.#reportLast();
@@ -151,7 +153,8 @@ export class TokenFlowStream {
     #pageLeft() {
         if (!this.#position)
             return;
-        this.#reporter.leave({ ...this.#state(this.#position), visible: false }, this.#over ? this.#positionAtMs : undefined);
+        const gone = { ...this.#state(this.#position), visible: false, ...(this.#reader !== "human" && { paused: true }) };
+        this.#reporter.leave(gone, this.#over ? this.#positionAtMs : undefined);
     }
     #report({ urgent = false } = {}) {
         if (!this.#position || !this.open)

@@ -13,6 +13,8 @@ __all__ = ["DEFAULT_RATE", "VirtualBuffer"]
 
 DEFAULT_RATE = 5.3
 """Tokens per second of a reader of whom nothing is known: 238 English words a minute (Brysbaert 2019)."""
+_OLDEST_S = 10.0
+"""No report is under way for longer: what claims to be older is of a clock that was set."""
 
 
 class VirtualBuffer:
@@ -23,7 +25,7 @@ class VirtualBuffer:
     Times are seconds of one clock; a time that lies in the past changes nothing.
     """
 
-    __slots__ = ("_at", "_reported_at", "consumed", "generated", "paused", "rate")
+    __slots__ = ("_at", "_reported_at", "_seq", "consumed", "generated", "paused", "rate")
 
     def __init__(self, *, rate: float, now: float) -> None:
         self.rate = rate
@@ -32,6 +34,7 @@ class VirtualBuffer:
         """At the time of the last change; `consumed_at` looks ahead."""
         self.paused = False
         self._at = now
+        self._seq = 0
         self._reported_at = float("-inf")
 
     def consumed_at(self, now: float) -> float:
@@ -53,14 +56,14 @@ class VirtualBuffer:
         """Take over what the gateway says. False if a later report has come already: this one is ignored.
 
         A position beyond what was generated is everything generated. The reader has moved on between
-        `reading.at` and `now` by the same formula.
+        `reading.at` and `now` by the same formula; a time in the future, or long ago, is taken as `now`.
         """
-        if reading.at < self._reported_at:
+        if reading.seq < self._seq if reading.seq else reading.at < self._reported_at:
             return False
-        self._reported_at = reading.at
+        self._seq, self._reported_at = reading.seq, reading.at
         self.rate, self.paused = reading.rate, reading.paused
         self.consumed = min(max(reading.consumed, 0.0), float(self.generated))
-        self._at = min(reading.at, now)
+        self._at = reading.at if now - _OLDEST_S <= reading.at <= now else now
         self._advance(now)
         return True
 

@@ -9,7 +9,7 @@ The life of a link::
     gateway                                   engine
       Hello(version, gateway_id, secret) ──▶
                                          ◀──  Welcome | Refused(code, reason)
-      StreamOpened, Consumption, StreamClosed ──▶
+      StreamOpened, Consumption, StreamClosed, SetPolicy ──▶
                                          ◀──  StreamStates (on change), Aborted, EngineStats (5 a second)
       Ping (once a second)               ──▶
 
@@ -40,6 +40,7 @@ __all__ = [
     "ProtocolError",
     "Reading",
     "Refused",
+    "SetPolicy",
     "StreamClosed",
     "StreamOpened",
     "StreamState",
@@ -99,10 +100,20 @@ class StreamOpened(_Message, frozen=True, tag=True):
     reader: Reader = "human"
     declared_rate: float | None = None
     """Tokens per second, where the client declared any."""
+    weight: float = 1.0
+    """Of its class: who goes first when not everybody can be served."""
+    ttft_s: float = 1.0
+    """Seconds to the first token that its class promises."""
+    may_park: bool = True
+    """Whether its class allows it to be preempted."""
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where one reader is: `consumed` tokens at time `at`, moving at `rate` tokens per second."""
+    """Where one reader is: `consumed` tokens at time `at`, moving at `rate` tokens per second.
+
+    `seq` grows with every reading of a gateway, whatever its clock does: a lower one has been overtaken. It
+    is 0 from gateways that do not count, and `at` has to do.
+    """
 
     rid: str
     at: float
@@ -111,6 +122,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rate_low: float
     rate_high: float
     paused: bool = False
+    seq: int = 0
 
 
 class Consumption(_Message, frozen=True, tag=True):
@@ -126,7 +138,13 @@ class StreamClosed(_Message, frozen=True, tag=True):
     reason: str
 
 
-GatewayMessage = Hello | Ping | StreamOpened | Consumption | StreamClosed
+class SetPolicy(_Message, frozen=True, tag=True):
+    """Schedule by another policy from now on; `EngineStats.policy` says which is in force."""
+
+    policy: str
+
+
+GatewayMessage = Hello | Ping | StreamOpened | Consumption | StreamClosed | SetPolicy
 
 # ---- engine to gateway ---------------------------------------------------------------------------
 
@@ -142,6 +160,8 @@ class Welcome(_Message, frozen=True, tag=True):
     capabilities: list[str]
     kv_tokens: int
     max_running: int
+    policies: list[str] = []
+    """Names that `SetPolicy` may give."""
 
 
 class Refused(_Message, frozen=True, tag=True):
@@ -159,6 +179,8 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     generated: int
     buffered: float | None = None
     """Tokens generated and not yet read, where the engine knows its reader."""
+    reason: str | None = None
+    """Why it is waiting or parked, in the words of `Reason`, where a policy decided that."""
 
 
 class StreamStates(_Message, frozen=True, tag=True):
@@ -181,6 +203,34 @@ class EngineStats(_Message, frozen=True, tag=True):
     generated_total: int
     hook_errors: int = 0
     """Errors of our own code that the plugin caught since the engine started."""
+    policy: str = "fcfs"
+    """In force now."""
+    offloaded: int = 0
+    """Streams whose KV is in host memory, or on its way back. `parked` counts those whose KV is on the
+    device.
+    """
+    preemptions: dict[str, int] = {}
+    """Since the start, by kind: ``parked``, ``offloaded``, ``dropped``, ``memory``, ``thrashed``, and back
+    again: ``resumed``, ``loaded``, ``recomputed``. ``fixed_<why>``: refused, because the request cannot be
+    preempted.
+    """
+    away_s: float = 0.0
+    """Seconds out of the batch, in all, of the streams that came back with their KV; `came_back` says how
+    many.
+    """
+    came_back: int = 0
+    plan_s: float = 0.0
+    """Seconds spent planning since the start, in `plans` plans."""
+    plans: int = 0
+    plan_errors: int = 0
+    written_bytes: int = 0
+    """From device to host, and back, since the start."""
+    loaded_bytes: int = 0
+    host_tokens: int = 0
+    """KV tokens that host memory has room for, and what is used of it."""
+    host_used_tokens: int = 0
+    synced_share: float = 0.0
+    """Of the KV of running and parked streams, the share that host memory holds too."""
 
 
 class Aborted(_Message, frozen=True, tag=True):

@@ -158,7 +158,8 @@ def test_in_overload_a_heavier_class_still_comes_in() -> None:
 
 def test_passes_are_no_longer_than_the_tightest_reader_can_bear() -> None:
     newcomer = Row(phase=WAITING, context=1000, waited=0)
-    tight = plan_of(view_of(ahead(30), ahead(0.1), newcomer, free=5_000)).prefill_tokens
+    reader = Row(phase=RUNNING, generated=2000, rate=25.0, buffered=2.5)
+    tight = plan_of(view_of(ahead(30), reader, newcomer, free=5_000)).prefill_tokens
     calm = plan_of(view_of(ahead(30), ahead(10), newcomer, free=5_000)).prefill_tokens
     nobody = plan_of(view_of(newcomer, free=5_000)).prefill_tokens
     assert tight is not None
@@ -199,7 +200,25 @@ def test_the_lead_cap_holds_only_while_somebody_waits() -> None:
 
 def test_kv_of_the_likeliest_victims_is_written_first() -> None:
     rows = [ahead(1, synced=False), ahead(30, synced=False), ahead(9, synced=False), ahead(5)]
-    assert plan_of(view_of(*rows, free=200)).write == [1, 2, 0]
+    assert plan_of(view_of(*rows, free=40)).write == [1]
+    due = Row(phase=OFFLOADED, generated=200, buffered=12, context=600)
+    assert plan_of(view_of(*rows, due, free=40)).write == [1, 2]
+
+
+def test_nothing_is_written_ahead_while_there_is_room() -> None:
+    rows = [ahead(1, synced=False), ahead(30, synced=False)]
+    assert plan_of(view_of(*rows, free=400)).write == []
+
+
+def test_newcomers_come_in_as_they_come_where_all_fit_to_their_ends() -> None:
+    """The engine is too slow for all of them, but to keep some out would make room for nobody."""
+    slow = MACHINES["laptop-smollm2"]
+    rows = [Row(phase=RUNNING, generated=10, rate=10.0, context=70) for _ in range(12)]
+    newcomers = [Row(phase=WAITING, context=60, rate=10.0, waited=0) for _ in range(2)]
+    roomy = plan_of(view_of(*rows, *newcomers, machine=slow, free=16_000))
+    assert roomy.admit == [12, 13]
+    scarce = plan_of(view_of(*rows, *newcomers, machine=slow, free=3_000))
+    assert scarce.admit == []
 
 
 def test_a_very_long_load_queue_makes_recomputing_faster() -> None:

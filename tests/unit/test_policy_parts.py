@@ -58,12 +58,36 @@ def test_a_line_through_two_costs() -> None:
     assert line.within(0.1) == 0.0
 
 
+def budget(
+    tightest_s: float, *, token_s: float = 0.01, base_s: float = 0.0, mixed: bool = True
+) -> int | None:
+    """Beside decode steps of 20 ms, at a millisecond a token."""
+    return prefill_budget(
+        tightest_s,
+        token_s=token_s,
+        step_s=0.02,
+        prefill=Line(base_s, 0.001),
+        share=0.5,
+        least_share=0.25,
+        mixed=mixed,
+    )
+
+
 def test_a_pass_takes_a_share_of_the_smallest_slack() -> None:
-    line = Line(0.0, 0.001)
-    sizes = {"step_s": 0.02, "prefill": line, "share": 0.5, "least_share": 0.25}
-    assert prefill_budget(math.inf, **sizes) is None  # type: ignore[arg-type]
-    assert prefill_budget(1.0, **sizes) == 480  # type: ignore[arg-type]
-    assert prefill_budget(0.01, **sizes) == 16  # type: ignore[arg-type]
+    assert budget(math.inf) is None
+    assert budget(1.0) == 480
+    assert budget(0.01) == 16
+
+
+def test_a_reader_who_gets_a_token_a_pass_does_not_fall_behind() -> None:
+    """Nobody has text in hand as a burst begins: what they read in the meantime is what a pass may take."""
+    assert budget(0.0, token_s=0.2) == 180
+
+
+def test_a_prefill_pass_of_its_own_pays_its_base_and_does_some_work() -> None:
+    assert budget(1.0, base_s=0.1, mixed=False) == 380
+    assert budget(0.0, base_s=0.1, mixed=False) == 100
+    assert budget(0.0, base_s=0.1, mixed=True) == 16
 
 
 def test_lowest_keys_come_in_order_and_ties_in_row_order() -> None:

@@ -44,6 +44,7 @@ class Outbox:
         del self._due[owner]
         latest = self._latest.pop(owner).values()
         states = [
-            StreamState(rid=u.rid, state=u.state, generated=u.generated, buffered=u.buffered) for u in latest
+            StreamState(rid=u.rid, state=u.state, generated=u.generated, buffered=u.buffered, reason=u.reason)
+            for u in latest
         ]
         return StreamStates(at=at, states=states)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tokenflow_engine.protocol import Aborted, Consumption, State, StreamClosed, StreamOpened
+from tokenflow_engine.protocol import Aborted, Consumption, SetPolicy, State, StreamClosed, StreamOpened
 
 __all__ = ["Confirmation", "Delivery", "Lost", "Owner", "Replaced", "Update"]
 
@@ -32,7 +32,7 @@ class Delivery(NamedTuple):
     """What the link hands to the scheduler thread."""
 
     owner: Owner
-    message: StreamOpened | Consumption | StreamClosed | Replaced | Lost
+    message: StreamOpened | Consumption | StreamClosed | SetPolicy | Replaced | Lost
 
 
 class Update(NamedTuple):
@@ -44,6 +44,8 @@ class Update(NamedTuple):
     generated: int
     buffered: float | None = None
     """Tokens not read yet, by what is known of the reader."""
+    reason: str | None = None
+    """Why it waits or is parked."""
 
 
 class Confirmation(NamedTuple):

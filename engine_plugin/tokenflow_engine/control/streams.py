@@ -6,19 +6,40 @@ plugin: what to tell which gateway, and which of the engine's requests to abort.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tokenflow_engine.buffer import DEFAULT_RATE, VirtualBuffer
 from tokenflow_engine.control.owners import Confirmation, Owner, Replaced, Update
 from tokenflow_engine.control.rids import Lineage, lineage
 from tokenflow_engine.control.tombstones import Tombstones
-from tokenflow_engine.protocol import Aborted, Reading, State
+from tokenflow_engine.protocol import Aborted, Reading, State, StreamOpened
 
-__all__ = ["StreamBook"]
+__all__ = ["ReaderView", "StreamBook"]
 
 _KEEP_FINISHED_S = 60.0
+_TTFT_S = 1.0
 _MAX_FINISHED = 8192
+
+
+class ReaderView(NamedTuple):
+    """Who reads one request's tokens, as a policy asks it."""
+
+    buffered: float
+    """Tokens generated and not read."""
+    rate: float
+    rate_low: float
+    rate_high: float
+    paused: bool
+    machine: bool
+    weight: float
+    ttft_s: float
+    may_park: bool
+
+
+_MACHINE = ReaderView(0.0, DEFAULT_RATE, DEFAULT_RATE, DEFAULT_RATE, False, True, 1.0, _TTFT_S, True)
+"""Nobody is known to read a request that no gateway has opened: it takes what it gets."""
 
 
 @dataclass(slots=True)
@@ -38,6 +59,9 @@ class _Stream:
     declared_rate: float | None = None
     buffer: VirtualBuffer | None = None
     """The reader's, for a stream that a gateway opened; told of `generated` when it is asked."""
+    rates: tuple[float, float] | None = None
+    """Lower and upper estimate of its rate, where a report gave them."""
+    opening: StreamOpened | None = None
     total: int = 1
     """How many requests the stream has, once one of them has arrived."""
     live: dict[str, _Part] = field(default_factory=dict)
@@ -59,6 +83,11 @@ class _Stream:
         self.buffer.generate(self.generated, now=now)
         return self.buffer.buffered_at(now)
 
+    def idle_parts(self) -> Iterator[str]:
+        """Its requests that wait or are parked, unless another one of them runs."""
+        if self.state != "running":
+            yield from self.live
+
     @property
     def is_over(self) -> bool:
         """All of its requests came and went."""
@@ -66,8 +95,11 @@ class _Stream:
 
     @property
     def state(self) -> State:
-        if any(part.state == "running" for part in self.live.values()):
+        states = {part.state for part in self.live.values()}
+        if "running" in states:
             return "running"
+        if "parked" in states:
+            return "parked"
         if not self.is_over:
             return "waiting"
         return "aborted" if self.any_aborted else "finished"
@@ -93,8 +125,19 @@ class StreamBook:
 
     # ---- what gateways say ------------------------------------------------------------------------
 
-    def opened(self, rid: str, *, owner: Owner, now: float, declared_rate: float | None = None) -> None:
-        """A gateway owns `rid`. It learns the state at once if the engine knows the stream already."""
+    def opened(
+        self,
+        rid: str,
+        *,
+        owner: Owner,
+        now: float,
+        declared_rate: float | None = None,
+        opening: StreamOpened | None = None,
+    ) -> None:
+        """A gateway owns `rid`. It learns the state at once if the engine knows the stream already.
+
+        `opening` is the whole message; without it only the rate is known.
+        """
         self._tombstones.lift(rid)
         stream = self._streams.get(rid)
         if stream is None:
@@ -102,6 +145,7 @@ class StreamBook:
             self._over[rid] = stream  # nothing of it has arrived: forgotten if nothing ever does
             stream.over_at = now
         stream.owner, stream.declared_rate = owner, declared_rate
+        stream.opening = opening or StreamOpened(rid=rid, at=0.0, declared_rate=declared_rate)
         if stream.buffer is None:
             stream.buffer = VirtualBuffer(rate=declared_rate or DEFAULT_RATE, now=now)
         if stream.live or stream.ended:
@@ -113,13 +157,15 @@ class StreamBook:
         if stream is None or stream.buffer is None or stream.owner != owner:
             return
         stream.buffer.generate(stream.generated, now=now)
-        stream.buffer.report(reading, now=now)
+        if stream.buffer.report(reading, now=now):
+            stream.rates = (reading.rate_low, reading.rate_high)
 
     def lost(self, owner: Owner, *, now: float) -> None:
         """Nobody reports on this gateway's readers any more: all read on at the rate they declared."""
         for stream in self._streams.values():
             if stream.owner == owner and stream.buffer is not None:
                 stream.buffer.forget_reader(rate=stream.declared_rate or DEFAULT_RATE, now=now)
+                stream.rates = None
 
     def closed(self, rid: str, *, owner: Owner, now: float) -> list[str]:
         """The requests to abort for a stream its gateway is done with; `take_confirmations` tells the end."""
@@ -168,8 +214,10 @@ class StreamBook:
         if part is None:
             return
         self.generated_total += generated_tokens - part.generated
-        became_running = part.state != "running"
-        part.generated, part.state = generated_tokens, "running"
+        became_running = part.state == "waiting"
+        part.generated = generated_tokens
+        if became_running:  # the last token of a stream that was parked comes after it was
+            part.state = "running"
         self._tell(part.stream, urgent=became_running)
 
     def moved(self, rid: str, state: State) -> None:
@@ -178,6 +226,12 @@ class StreamBook:
         if part is not None and part.state != state:
             part.state = state
             self._tell(part.stream, urgent=True)
+
+    def touched(self, rid: str) -> None:
+        """Something about the request changed that its gateway may want to show."""
+        part = self._parts.get(rid)
+        if part is not None:
+            self._tell(part.stream, urgent=False)
 
     def ended(self, rid: str, *, aborted: bool, now: float) -> None:
         """The request will generate nothing more."""
@@ -227,11 +281,36 @@ class StreamBook:
         for stream in self._closing.values():
             yield from stream.live
 
-    def take_updates(self, *, now: float) -> list[Update]:
-        """The streams that a gateway opened and that changed since the last call, as they are now."""
+    def reader(self, rid: str, now: float) -> ReaderView:
+        """Who reads this request. Several requests of one stream share its reader, and its buffer evenly."""
+        part = self._parts.get(rid)
+        stream = None if part is None else part.stream
+        if stream is None or stream.buffer is None or stream.opening is None:
+            return _MACHINE
+        opening, rate, parts = stream.opening, stream.buffer.rate, max(1, len(stream.live))
+        low, high = stream.rates or (rate, rate)
+        return ReaderView(
+            buffered=(stream.buffered(now) or 0.0) / parts,
+            rate=rate / parts,
+            rate_low=low / parts,
+            rate_high=high / parts,
+            paused=stream.buffer.paused,
+            machine=opening.reader == "machine",
+            weight=opening.weight,
+            ttft_s=opening.ttft_s,
+            may_park=opening.may_park,
+        )
+
+    def take_updates(
+        self, *, now: float, reason: Callable[[str], str | None] = lambda _rid: None
+    ) -> list[Update]:
+        """The streams that a gateway opened and that changed since the last call, as they are now.
+
+        `reason` says of a request why it is where it is.
+        """
         changed, self._changed, self.has_urgent_updates = self._changed, {}, False
         return [
-            Update(s.owner, s.rid, s.state, s.generated, s.buffered(now))
+            Update(s.owner, s.rid, s.state, s.generated, s.buffered(now), _first(map(reason, s.idle_parts())))
             for s in changed.values()
             if s.owner is not None
         ]
@@ -295,6 +374,10 @@ class StreamBook:
         answer = Aborted(rid=stream.rid, generated=stream.generated, was_live=stream.was_live)
         self._confirmations.append(Confirmation(stream.owner, answer))
         stream.closing = False
+
+
+def _first(reasons: Iterable[str | None]) -> str | None:
+    return next((why for why in reasons if why is not None), None)
 
 
 def _is_orphan(stream: _Stream, gateway: Replaced) -> bool:

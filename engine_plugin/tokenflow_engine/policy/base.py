@@ -79,6 +79,11 @@ class Reason(IntEnum):
 class Costs(Protocol):
     """What work costs on this engine: seconds for tokens, measured as it runs or from a table (simulator)."""
 
+    @property
+    def turn_s(self) -> float:
+        """What a decode step takes longer while streams take turns in memory: copies, plans."""
+        ...
+
     def decode_s(self, batch: int, context_tokens: float) -> float:
         """One decode step over `batch` streams with `context_tokens` in all."""
         ...
@@ -113,6 +118,8 @@ class EngineView:
     max_resident: int
     """Streams that can have KV on the device (rows of the engine's request table): those, and parked ones."""
     page_tokens: int
+    mixed: bool = False
+    """One pass can prefill and decode; else a pass that prefills decodes nothing, and the two take turns."""
     host_free: int
     """Room in the host pool."""
     costs: Costs

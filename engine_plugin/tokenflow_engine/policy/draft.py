@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenflow_engine.policy.base import EngineView, Phase, Place, Plan, Reason
+from tokenflow_engine.policy.base import Bools, EngineView, Phase, Place, Plan, Reason
 from tokenflow_engine.policy.rows import in_batch, running
 
 __all__ = ["Draft"]
@@ -47,6 +47,10 @@ class Draft:
     def needs(self, row: int) -> int:
         """Tokens of free memory that the row takes when it comes into the batch."""
         return int(self._needs[row])
+
+    def needs_of(self, rows: Bools) -> int:
+        """The same for several."""
+        return int(self._needs[rows].sum())
 
     def fits(self, row: int) -> bool:
         """There is a place for it now."""

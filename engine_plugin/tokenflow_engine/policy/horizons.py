@@ -95,6 +95,8 @@ class Gate:
                 batch = min(streams, places)
                 if streams <= places:
                     efficiency = self.efficiency_resident
+                else:
+                    needed_s += due * view.costs.turn_s / batch
                 needed_s += due * view.costs.decode_s(batch, batch * mean_context) / batch
             if needed_s > efficiency * horizon:
                 return False

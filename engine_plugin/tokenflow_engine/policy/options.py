@@ -43,7 +43,7 @@ class Options:
     """Above this slack a running stream may be parked to make steps shorter."""
     share: float = 0.5
     """Of the smallest slack in the batch, what one pass may take."""
-    least_share: float = 0.25
+    least_share: float = 1.0
     """Prefill gets at least this share of a decode step."""
     prefill_ahead_s: float = 0.3
     """Newcomers get places only as far as they can be prefilled within this time."""
@@ -51,7 +51,11 @@ class Options:
     """Streams that are not urgent come back only if the batch could grow for this long afterwards."""
     ample: float = 0.3
     """With nobody outside, and this share of the pool free, the engine is left alone."""
+    ample_whole: float = 0.95
+    """With this share of the pool enough for all answers to their ends, newcomers come in as they come."""
     most: int = 32
     """Streams of a kind considered for a place in one plan; the next plan goes on."""
+    write_s: float = 0.5
+    """The KV of streams that will have to leave within this time is copied to the host ahead."""
     poll_s: float = 0.25
     """With somebody waiting, plan at least this often."""

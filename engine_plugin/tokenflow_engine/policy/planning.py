@@ -24,6 +24,10 @@ __all__ = ["Planning"]
 _INFINITY = float("inf")
 _PASSES_AHEAD = 4
 """Newcomers are let in for so many passes; by then there is another plan."""
+_LEAST_S, _LEAST_STEPS = 0.02, 2.0
+"""Between two plans, unless something happens: what one has ordered takes a step or two to happen."""
+_STEPS_AHEAD = 6
+"""Memory is kept for so many steps: until one is evicted, and what of it the host lacks is copied."""
 _WRITTEN = 16
 """Streams whose KV one plan has written ahead."""
 
@@ -46,7 +50,7 @@ class Planning:
         self.remaining = expected_remaining(view, tail=options.tail)
         self.pass_tokens = self._pass_tokens()
         self.capped = self._beyond_cap()
-        self.draft = Draft(view, steps=4)
+        self.draft = Draft(view, steps=_STEPS_AHEAD)
         self.victims = Victims(view, self.draft, self.slack, self.costs, least_s=options.least_s)
         self.next_at = _INFINITY
         self.overload = False
@@ -65,7 +69,7 @@ class Planning:
         self._size_passes()
         self._write_ahead()
         why = Reason.OVERLOAD if self.overload else Reason.NO_ROOM
-        self.next_at = min(self.next_at, self.draft.full_at())
+        self._again_in(self.draft.full_at() - self.view.now)
         return self.draft.finish(next_at=self.next_at, why_waiting=why)
 
     def _free_memory(self) -> None:
@@ -102,7 +106,8 @@ class Planning:
         order = np.array(self._first(new), dtype=np.int64)
         inside = (self.started | ~self.outside) & ~view.machine
         passing = order.tolist()
-        if inside.any():
+        all_fit = self._nobody_takes_turns()
+        if inside.any() and not all_fit:
             gate = Gate(
                 efficiency=options.efficiency,
                 efficiency_resident=options.efficiency_resident,
@@ -111,7 +116,7 @@ class Planning:
             )
             passing = gate.passing(view, inside, order, remaining=self.remaining, prefill=self.prefill)
             self.overload = len(passing) < len(order)
-        budget = self.prefill.within(options.prefill_ahead_s)
+        budget = _INFINITY if all_fit else self.prefill.within(options.prefill_ahead_s)
         if self.pass_tokens is not None:
             budget = min(budget, _PASSES_AHEAD * self.pass_tokens)
         for row in passing:
@@ -121,6 +126,18 @@ class Planning:
             if self._place(row, Reason.ADMITTED, ahead_s=options.ahead_s, relegate=late):
                 budget -= int(view.prefill[row])
         self._again_in(options.poll_s)
+
+    def _nobody_takes_turns(self) -> bool:
+        """All there are fit to their ends, and none is of more weight: keeping some out would help nobody.
+
+        What they want beyond the engine's speed, each lacks a little of. Of several classes the lightest is
+        kept out instead.
+        """
+        view = self.view
+        if len(view) > view.max_running or bool((view.weight != view.weight[0]).any()):
+            return False
+        whole = float((view.context + self.remaining).sum()) + len(view) * view.page_tokens
+        return whole <= self.options.ample_whole * view.kv_tokens
 
     def _serve_machines(self) -> None:
         """Machines that have been patient take a place as a reader would: from streams that are ahead."""
@@ -207,8 +224,11 @@ class Planning:
         """Prefill no longer than the tightest reader can bear, in the batch or about to come back to it."""
         readers = self.started & ~self.view.machine & ~self.view.paused
         tightest = float(self.slack[readers].min()) if readers.any() else _INFINITY
+        fastest = float(self.view.rate_high[readers].max()) if readers.any() else 1.0
         return prefill_budget(
             tightest,
+            token_s=1.0 / fastest,
+            mixed=self.view.mixed,
             step_s=self.step_s,
             prefill=self.prefill,
             share=self.options.share,
@@ -216,13 +236,20 @@ class Planning:
         )
 
     def _write_ahead(self) -> None:
-        """Copy first what is likeliest to leave, so that leaving costs nothing."""
-        view = self.view
-        dirty = (self.running | (view.phase == Phase.PARKED)) & view.may_park & (view.synced < view.owned)
-        rows = lowest(-self.urgency, np.flatnonzero(dirty), _WRITTEN).tolist()
-        self.draft.plan.write = [row for row in rows if not self.draft.taken(row)]
-        for row in self.draft.plan.write:
-            self.draft.plan.reasons.setdefault(row, self.victims.why(row))
+        """Copy what is to leave within `write_s`, so that leaving costs nothing."""
+        view, draft = self.view, self.draft
+        due = self.outside & (self.slack - self.costs < self.options.margin_s + self.options.write_s)
+        due[list(draft.plan.reasons)] = False
+        wanted = self.batch / self.step_s * self.options.write_s + draft.needs_of(due) - draft.free
+        for row in self.victims.likeliest(_WRITTEN):
+            if wanted <= 0:
+                return
+            if draft.taken(row):
+                continue
+            wanted -= int(view.owned[row])
+            if view.synced[row] < view.owned[row]:
+                draft.plan.write.append(row)
+                draft.plan.reasons[row] = self.victims.why(row)
 
     def _place(self, row: int, reason: Reason, *, ahead_s: float, relegate: bool = False) -> bool:
         """Bring the row in, if need be for streams `ahead_s` ahead. True: it has a place, now or soon."""
@@ -251,4 +278,5 @@ class Planning:
         return first
 
     def _again_in(self, seconds: float) -> None:
-        self.next_at = min(self.next_at, self.view.now + max(seconds, 0.02))
+        least_s = max(_LEAST_S, _LEAST_STEPS * self.step_s)
+        self.next_at = min(self.next_at, self.view.now + max(seconds, least_s))

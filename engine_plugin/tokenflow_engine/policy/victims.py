@@ -92,6 +92,10 @@ class Victims:
         for victim in self._best(self._young):
             yield victim.row
 
+    def likeliest(self, count: int) -> list[int]:
+        """Rows that would go first."""
+        return [victim.row for victim in islice(self._settled, count)]
+
     def why(self, row: int) -> Reason:
         """What makes it a victim."""
         if self._view.machine[row]:

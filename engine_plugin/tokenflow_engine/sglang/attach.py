@@ -15,7 +15,10 @@ from sglang.version import __version__ as sglang_version
 from tokenflow_engine.control.endpoint import EndpointError, default_endpoint, link_secret
 from tokenflow_engine.control.server import LinkServer
 from tokenflow_engine.protocol import PROTOCOL_VERSION, EngineStats, Welcome
+from tokenflow_engine.sglang import policies
 from tokenflow_engine.sglang.attachment import Attachment
+from tokenflow_engine.sglang.costs import MeasuredCosts
+from tokenflow_engine.sglang.executor import Executor
 from tokenflow_engine.sglang.guard import errors_caught
 from tokenflow_engine.sglang.view import SchedulerView
 
@@ -24,7 +27,9 @@ __all__ = ["attach"]
 _logger = logging.getLogger(__name__)
 
 
-def attach(scheduler: Any, view: SchedulerView) -> Attachment | None:
+def attach(
+    scheduler: Any, view: SchedulerView, executor: Executor, costs: MeasuredCosts
+) -> Attachment | None:
     """Bind the link and join it to this scheduler; None, with a line that says why, where there is none."""
     why_not = _reason_to_be_passive(scheduler)
     if why_not is not None:
@@ -48,7 +53,7 @@ def attach(scheduler: Any, view: SchedulerView) -> Attachment | None:
         return None
     view.wake_for(server.for_scheduler)
     _logger.info("TokenFlow: listening for gateways at %s", server.endpoint)
-    return Attachment(view=view, server=server)
+    return Attachment(view=view, server=server, executor=executor, costs=costs)
 
 
 def _reason_to_be_passive(scheduler: Any) -> str | None:
@@ -97,7 +102,8 @@ def _welcome(scheduler: Any) -> Welcome:
         engine_id=secrets.token_hex(8),
         model=args.served_model_name or args.model_path,
         engine=f"sglang {sglang_version}",
-        capabilities=["count", "abort", "buffer"],
+        capabilities=["count", "abort", "buffer", "policy"],
         kv_tokens=scheduler.max_total_num_tokens,
         max_running=scheduler.max_running_requests,
+        policies=policies.available(scheduler),
     )

@@ -1,46 +1,80 @@
-"""The plugin inside one scheduler process: the link, the book of streams and the view of the engine, joined.
+"""The plugin inside one scheduler process: link, book of streams, plans and the view of the engine, joined.
 
 Lives on the scheduler's thread of the rank that receives requests. Other ranks only get `TokenFlowLinkReq`.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
 import msgspec
 from sglang.srt.managers.io_struct import BaseReq
 
+from tokenflow_engine.control.orders import Orders
 from tokenflow_engine.control.owners import Delivery, Lost, Owner, Replaced
 from tokenflow_engine.control.server import LinkServer
 from tokenflow_engine.control.streams import StreamBook
-from tokenflow_engine.protocol import Consumption, State, StreamClosed, StreamOpened
+from tokenflow_engine.policy.base import Phase, Reason
+from tokenflow_engine.policy.fcfs import FCFS
+from tokenflow_engine.protocol import Consumption, SetPolicy, State, StreamClosed, StreamOpened
+from tokenflow_engine.sglang import policies
+from tokenflow_engine.sglang.costs import MeasuredCosts
+from tokenflow_engine.sglang.executor import Executor
+from tokenflow_engine.sglang.planner import Planner
+from tokenflow_engine.sglang.statistics import engine_stats
+from tokenflow_engine.sglang.table import Table
 from tokenflow_engine.sglang.view import SchedulerView, generate_requests
 
 __all__ = ["Attachment", "TokenFlowLinkReq"]
+
+_logger = logging.getLogger(__name__)
 
 _STATS_EVERY_S = 0.1
 _COUNTS_EVERY_S = 0.03
 _RECONCILE_EVERY_S = 0.5
 _ABORT_AGAIN_EVERY_S = 0.1
 _MAX_DELIVERIES = 256
+_UNEXPECTED_S = 0.3
+
+_STATES: dict[Phase, State] = {
+    Phase.WAITING: "waiting",
+    Phase.PREFILLING: "running",
+    Phase.RUNNING: "running",
+    Phase.PARKED: "parked",
+    Phase.OFFLOADED: "parked",
+    Phase.LOADING: "parked",
+}
 
 
 class TokenFlowLinkReq(BaseReq, kw_only=True):  # type: ignore[call-arg,misc]  # untyped base
-    """What the link changes in the engine, in the same step on every rank."""
+    """What the link and the plan change in the engine, in the same step on every rank."""
 
     aborts: list[str]
     """Exact rids."""
+    orders: Orders | None = None
+    """New ones; None leaves those that stand."""
 
 
 class Attachment:
     """One per scheduler process. Nothing here blocks; errors are the guard's."""
 
-    def __init__(self, *, view: SchedulerView, server: LinkServer) -> None:
+    def __init__(
+        self, *, view: SchedulerView, server: LinkServer, executor: Executor, costs: MeasuredCosts
+    ) -> None:
         self._view = view
         self._server = server
+        self._executor = executor
         self._book = StreamBook()
+        self._table = Table(
+            may_park=view.may_park, held_tokens=view.held_tokens, synced_tokens=executor.synced_tokens
+        )
+        self._planner = Planner(
+            FCFS(), table=self._table, costs=costs, device=self._device, reader=self._book.reader
+        )
         self._stats_due = self._counts_due = self._reconcile_due = self._abort_again_due = 0.0
+        self._use(policies.policy_at_start())
 
     def detach(self) -> None:
         """Close the link for good; to gateways the plugin has gone silent."""
@@ -50,6 +84,11 @@ class Attachment:
     def hush(self) -> None:
         """After a failed `exchange`: do not wake an idle scheduler for it again at once."""
         self._server.for_scheduler.clear()
+
+    def fall_back(self) -> None:
+        """After an error while orders were carried out: first come, first served from now on."""
+        self._planner.errors += 1
+        self._planner.use(FCFS())
 
     # ---- once a step ------------------------------------------------------------------------------
 
@@ -61,17 +100,19 @@ class Attachment:
         for delivery in self._server.receive(limit=_MAX_DELIVERIES):
             aborts += self._obey(delivery, now)
         aborts += self._abort_again(now)
+        orders = self._plan(now)
         self._publish(now)
         if now >= self._stats_due:
             self.refresh_stats(now)
         if self._book.is_closing:
             self._server.for_scheduler.ring()  # do not sleep before the end is confirmed
-        return TokenFlowLinkReq(aborts=aborts) if aborts else None
+        return TokenFlowLinkReq(aborts=aborts, orders=orders) if aborts or orders is not None else None
 
     def refresh_stats(self, now: float) -> None:
         """Renew the statistics that the link sends."""
         self._stats_due = now + _STATS_EVERY_S
-        self._server.stats = self._view.stats(generated_total=self._book.generated_total, now=now)
+        seen = self._view.stats(generated_total=self._book.generated_total, now=now)
+        self._server.stats = engine_stats(seen, executor=self._executor, planner=self._planner)
 
     # ---- what happens to requests -----------------------------------------------------------------
 
@@ -81,23 +122,37 @@ class Attachment:
         for req in reqs:
             if req is skip or (req.finished() and req.finished_output):
                 continue
-            self._book.counted(req.rid, _generated_tokens(req))
+            generated = _generated_tokens(req)
+            self._book.counted(req.rid, generated)
+            self._table.counted(req.rid, generated)
             if req.finished():
                 is_abort = req.finished_reason.to_json().get("type") == "abort"
-                self._book.ended(req.rid, aborted=is_abort, now=now)
+                self._ended(req.rid, aborted=is_abort, now=now)
         self._publish(now)
 
     def dropped(self, req: Any) -> None:
         """The engine ends a request outside the output stream."""
         now = time.monotonic()
-        self._book.ended(req.rid, aborted=True, now=now)
+        self._ended(req.rid, aborted=True, now=now)
         self._publish(now)
 
-    def moved(self, reqs: list[Any], state: State) -> None:
-        """Requests were queued (again) or scheduled."""
+    def queued(self, req: Any, *, again: bool) -> None:
+        """A request enters the waiting queue, after its arrival or because the engine took it back."""
+        self._table.known(req)
+        if again:
+            self.moved(req, Phase.WAITING, None)
+
+    def prefilled(self, reqs: list[Any], chunked: Any) -> None:
+        """A pass computes these prompts, or a part of `chunked`'s."""
         for req in reqs:
-            self._book.moved(req.rid, state)
+            self.moved(req, Phase.PREFILLING if req is chunked else Phase.RUNNING, None)
         self._publish(time.monotonic())
+
+    def moved(self, req: Any, phase: Phase, reason: Reason | None) -> None:
+        """A request changed its place."""
+        self._book.moved(req.rid, _STATES[phase])
+        if self._table.moved(req.rid, phase, now=time.monotonic(), reason=reason) and phase is Phase.WAITING:
+            self._planner.note()  # the rest is what a plan wanted
 
     # ---- parts of a step --------------------------------------------------------------------------
 
@@ -106,7 +161,9 @@ class Attachment:
         if now < self._reconcile_due and not self._book.is_closing:
             return
         self._reconcile_due = now + _RECONCILE_EVERY_S
-        self._book.reconcile(self._view.held_rids(), now=now)
+        held = self._view.held_rids()
+        self._book.reconcile(held, now=now)
+        self._table.reconcile(held)
         self._book.forget_old(now)
 
     def _arrivals(self, received: list[Any], now: float) -> list[str]:
@@ -115,13 +172,19 @@ class Attachment:
         return [req.rid for req in arrived if not self._may_start(req, now)]
 
     def _may_start(self, req: Any, now: float) -> bool:
-        is_warm_up = req.sampling_params.max_new_tokens == 0
-        return self._book.arrived(req.rid, is_warm_up=is_warm_up, now=now)
+        wanted = req.sampling_params.max_new_tokens
+        self._table.arrived(req.rid, prompt=len(req.input_ids or ()), max_output=wanted or 0, now=now)
+        self._planner.note()
+        return self._book.arrived(req.rid, is_warm_up=wanted == 0, now=now)
 
     def _obey(self, delivery: Delivery, now: float) -> list[str]:
         owner, message = delivery
+        if not isinstance(message, Consumption):
+            self._planner.note()
         if isinstance(message, StreamOpened):
-            self._book.opened(message.rid, owner=owner, now=now, declared_rate=message.declared_rate)
+            self._book.opened(
+                message.rid, owner=owner, now=now, declared_rate=message.declared_rate, opening=message
+            )
         elif isinstance(message, Consumption):
             self._consumed(message, owner, now)
         elif isinstance(message, StreamClosed):
@@ -130,14 +193,25 @@ class Attachment:
             return self._book.replaced(message, now=now)
         elif isinstance(message, Lost):
             self._book.lost(owner, now=now)
+        elif isinstance(message, SetPolicy):
+            self._use(message.policy)
         return []
 
     def _consumed(self, message: Consumption, owner: Owner, now: float) -> None:
-        """Readings carry wall-clock times; the book has one clock, the monotonic one."""
+        """Readings carry wall-clock times; the book has one clock, the monotonic one.
+
+        A plan depends on those that say something unexpected: a pause, or a position that is not near where
+        the reader was thought to be.
+        """
         ahead_s = time.time() - now
         for reading in message.readings:
             here = msgspec.structs.replace(reading, at=reading.at - ahead_s)
+            before = self._book.reader(here.rid, now)
             self._book.consumed(here, owner=owner, now=now)
+            after = self._book.reader(here.rid, now)
+            moved_s = abs(after.buffered - before.buffered) / max(after.rate, 1e-6)
+            if after.paused != before.paused or moved_s > _UNEXPECTED_S:
+                self._planner.note()
 
     def _abort_again(self, now: float) -> list[str]:
         """Requests that were retracted to the waiting queue before their abort took effect."""
@@ -152,11 +226,53 @@ class Attachment:
         is_urgent = self._book.has_urgent_updates
         if is_urgent or now >= self._counts_due:
             self._counts_due = now + _COUNTS_EVERY_S
-            updates = self._book.take_updates(now=now)
+            updates = self._book.take_updates(now=now, reason=self._why)
             if updates:
                 self._server.post(updates, is_urgent=is_urgent)
         for confirmation in self._book.take_confirmations():
             self._server.confirm(confirmation)
+
+    def _ended(self, rid: str, *, aborted: bool, now: float) -> None:
+        self._book.ended(rid, aborted=aborted, now=now)
+        self._table.ended(rid, is_complete=not aborted)
+        self._planner.note()
+
+    # ---- plans ------------------------------------------------------------------------------------
+
+    def _plan(self, now: float) -> Orders | None:
+        if self._view.is_paused:
+            return None
+        if self._executor.is_short:
+            self._planner.note()
+        orders = self._planner.orders(now)
+        news, self._planner.news = self._planner.news, []
+        for rid in news:
+            self._book.touched(rid)
+        return orders
+
+    def _use(self, name: str) -> None:
+        """Schedule by the policy of this name, where this engine's streams can be preempted."""
+        try:
+            policy = policies.named(name)
+        except ValueError as error:
+            _logger.warning("TokenFlow: %s; %r stays in force", error, self._planner.policy.name)
+            return
+        why_not = self._view.why_fixed
+        if why_not is not None and not isinstance(policy, FCFS):
+            line = "TokenFlow: policy %r is not used: with %s no stream can be preempted"
+            _logger.warning(line, name, why_not)
+            return
+        if not isinstance(policy, FCFS):
+            self._executor.open_host()
+        self._planner.use(policy)
+        _logger.info("TokenFlow: scheduling by policy %r", name)
+
+    def _device(self) -> Any:
+        return self._view.device(host_free=self._executor.host_free)
+
+    def _why(self, rid: str) -> str | None:
+        reason = self._table.reason(rid)
+        return None if reason is None else reason.name.lower()
 
 
 def _generated_tokens(req: Any) -> int:

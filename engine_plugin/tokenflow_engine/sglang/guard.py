@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenflow_engine.control.ratelimit import Occasionally
 
-__all__ = ["errors_caught", "guarded"]
+__all__ = ["InjectedFault", "errors_caught", "guarded"]
 
 _logger = logging.getLogger(__name__)
 _log = Occasionally(every_s=10.0)
@@ -67,8 +67,9 @@ def _record(name: str) -> None:
 
 
 def _strikes(name: str) -> Iterator[bool]:
-    """Which calls of a hook are to fail: each if it is named (or ``all``), every second for ``name/2``."""
-    faults = os.environ.get("TOKENFLOW_FAULT", "").split(",")
-    if name in faults or "all" in faults:
-        return repeat(True)
-    return cycle([True, False]) if f"{name}/2" in faults else repeat(False)
+    """Which calls of a hook are to fail: each if it is named (or ``all``), every n-th for ``name/n``."""
+    for fault in os.environ.get("TOKENFLOW_FAULT", "").split(","):
+        hook, _, every = fault.partition("/")
+        if hook in (name, "all"):
+            return cycle([True] + [False] * (int(every or 1) - 1))
+    return repeat(False)

@@ -6,30 +6,75 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import zmq
 from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
 
 from tokenflow_engine.control.wakeup import Wakeup
 from tokenflow_engine.protocol import EngineStats
+from tokenflow_engine.sglang.eligible import why_engine_is_fixed, why_request_is_fixed
+from tokenflow_engine.sglang.executor import Executor
+from tokenflow_engine.sglang.rows import free_tokens, own_tokens, unshared_prefix
+from tokenflow_engine.sglang.table import Device
 
 __all__ = ["SchedulerView", "generate_requests"]
 
 _RATE_WINDOW_S = 1.0
+_PREFIX_FOR_S = 0.5
 
 
 class SchedulerView:
     """Used on the scheduler's thread only."""
 
-    def __init__(self, scheduler: Any) -> None:
+    def __init__(self, scheduler: Any, executor: Executor) -> None:
+        self.why_fixed = why_engine_is_fixed(scheduler)
+        """Why nothing in this engine can be preempted; None where it can."""
         self._scheduler = scheduler
+        self._executor = executor
         self._progress: deque[tuple[float, int]] = deque()
+        self._prefixes: WeakKeyDictionary[Any, tuple[int, float]] = WeakKeyDictionary()
+        """How much of its cached prefix each request has for itself, and how long that is believed."""
 
     def held_rids(self) -> set[str]:
         """Every request the engine holds anywhere, finished but still in a batch included."""
         deferred = self._scheduler._deferred_input_requests
         unseen = {req.rid for entry in deferred for req in generate_requests(entry)}
         return {req.rid for req in self._all()} | unseen
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the engine schedules nothing for now (a weight update, for example)."""
+        return bool(self._scheduler._engine_paused)
+
+    def device(self, *, host_free: int) -> Device:
+        """Its memory at this moment."""
+        scheduler = self._scheduler
+        return Device(
+            kv_tokens=scheduler.max_total_num_tokens,
+            kv_free=free_tokens(scheduler),
+            kv_freeing=self._executor.freeing_tokens(),
+            max_running=scheduler.max_running_requests,
+            max_resident=scheduler.req_to_token_pool.size,
+            page_tokens=scheduler.page_size,
+            host_free=host_free,
+            mixed=scheduler.is_mixed_chunk,
+        )
+
+    def may_park(self, req: Any) -> bool:
+        """Whether this request can be preempted at all."""
+        return self.why_fixed is None and why_request_is_fixed(req) is None
+
+    def held_tokens(self, req: Any) -> int:
+        """KV tokens that would be free if it left: its own, and cached ones that nobody else uses."""
+        if self._scheduler.tp_size > 1:  # the other ranks' caches must see the same as this one's
+            return own_tokens(self._scheduler, req)
+        now = time.monotonic()
+        tokens, until = self._prefixes.get(req, (0, 0.0))
+        if now >= until:
+            tokens = unshared_prefix(self._scheduler, req)
+            self._prefixes[req] = (tokens, now + _PREFIX_FOR_S)
+        return own_tokens(self._scheduler, req) + tokens
 
     def waiting_rids(self) -> set[str]:
         """Requests in the waiting queue."""
@@ -61,7 +106,7 @@ class SchedulerView:
         scheduler = self._scheduler
         return EngineStats(
             at=time.time(),
-            running=len({req.rid for req in self._running() if not req.finished()}),
+            running=len({req.rid for req in self._running() if not req.finished()} - self._held()),
             waiting=len(scheduler.waiting_queue) + len(scheduler.grammar_manager.grammar_queue),
             parked=0,
             kv_used_tokens=int(scheduler.pool_stats_observer.get_pool_stats().full_num_used),
@@ -69,6 +114,9 @@ class SchedulerView:
             tokens_per_s=self._tokens_per_s(generated_total, now),
             generated_total=generated_total,
         )
+
+    def _held(self) -> set[str]:
+        return {req.rid for req in self._executor.held()}
 
     def _running(self) -> Iterator[Any]:
         scheduler = self._scheduler
@@ -83,7 +131,7 @@ class SchedulerView:
 
     def _all(self) -> set[Any]:
         queued = [*self._scheduler.waiting_queue, *self._scheduler.grammar_manager.grammar_queue]
-        return {*self._running(), *queued}
+        return {*self._running(), *queued, *self._executor.held()}
 
     def _tokens_per_s(self, generated_total: int, now: float) -> float:
         self._progress.append((now, generated_total))

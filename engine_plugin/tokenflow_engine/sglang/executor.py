@@ -1,0 +1,636 @@
+"""Orders carried out on the scheduler's thread: streams leave the batch and come back, token for token.
+
+Every rank runs one executor, with the same orders, on the same state. A stream that is out of the batch is
+*held*:
+
+    RUNNING ─park─▶ PARKED ─evict─▶ leaving ─▶ OFFLOADED ─load─▶ LOADING ─▶ RUNNING
+                      └───────resume, until its KV has gone──────▶ RUNNING
+                                   leaving ─▶ WAITING     (no room in host memory: a prefill brings it back)
+
+With SGLang's overlap loop the result of the last pass is still to come when a stream is parked. It is
+processed as if nothing had happened, and only then may the stream go on: back into the batch, or off the
+device. So no sampled token is ever lost or drawn again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from tokenflow_engine.control.orders import STOCK, Orders
+from tokenflow_engine.kv.offload import Event, OffloadManager, OffloadStatistics
+from tokenflow_engine.policy.base import Phase, Place, Reason
+from tokenflow_engine.sglang import batch as batches
+from tokenflow_engine.sglang import rows
+from tokenflow_engine.sglang.eligible import why_request_is_fixed
+
+__all__ = ["Executor", "Moved", "Tally"]
+
+_logger = logging.getLogger(__name__)
+
+_STEPS_AHEAD = 4
+_ROWS_AT_ONCE = 4
+_THRASH_S = 1.0
+_WAIT_S = 0.001
+_MAX_WAIT_S = 10.0
+
+Moved = Callable[[Any, Phase, Reason | None], None]
+"""Told of each request that changes its place; with a reason where it is the executor's own."""
+
+
+class _Hold(IntEnum):
+    PARKED = 0
+    LEAVING = 1
+    """Its KV is on its way to host memory."""
+    OFFLOADED = 2
+    LOADING = 3
+    ENDING = 4
+    """Aborted; a copy still touches its slots."""
+
+
+_PHASES = {
+    _Hold.PARKED: Phase.PARKED,
+    _Hold.LEAVING: Phase.OFFLOADED,
+    _Hold.OFFLOADED: Phase.OFFLOADED,
+    _Hold.LOADING: Phase.LOADING,
+    _Hold.ENDING: Phase.PARKED,
+}
+
+
+_AWAY = (_Hold.LEAVING, _Hold.OFFLOADED, _Hold.LOADING)
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    req: Any
+    hold: _Hold
+    since: float
+    is_sound: bool = True
+    """Whether what its slots hold is its KV; not so during a load."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Totals since the start."""
+
+    parked: int = 0
+    offloaded: int = 0
+    dropped: int = 0
+    """Whose KV was given up for want of host memory."""
+    resumed: int = 0
+    loaded: int = 0
+    recomputed: int = 0
+    """Offloaded streams that came back by a prefill."""
+    for_memory: int = 0
+    """Preempted by the executor itself, before the engine would have retracted."""
+    failed_loads: int = 0
+    thrashed: int = 0
+    """Preempted within a second of coming back."""
+    away_s: float = 0.0
+    """Out of the batch, in all, of streams that came back without a prefill."""
+    came_back: int = 0
+    fixed: dict[str, int] = field(default_factory=dict)
+    """Orders not obeyed because the request cannot be preempted, by reason."""
+
+
+class Executor:
+    """See the module. `new_host` is asked, once, when host memory for KV is wanted; it may have none."""
+
+    def __init__(
+        self,
+        scheduler: Any,
+        *,
+        new_host: Callable[[], OffloadManager | None],
+        moved: Moved | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.tally = Tally()
+        self.is_short = False
+        """Whether memory ran short in the last step; whoever plans should plan again."""
+        self._scheduler = scheduler
+        self._new_host: Callable[[], OffloadManager | None] | None = new_host
+        self._host: OffloadManager | None = None
+        self._moved = moved or (lambda _req, _phase, _reason: None)
+        self._clock = clock
+        self._orders = STOCK
+        self._is_fresh = False
+        self._batch: Any | None = None
+        """The decode batch of the step in hand."""
+        self._held: dict[str, _Held] = {}
+        self._released: set[str] = set()
+        self._loaded: dict[str, bool] = {}
+        """Loads that have ended, and whether well."""
+        self._staying: list[str] = []
+        """Streams that were called back before they had left."""
+        self._recomputing: list[Any] = []
+        self._returned_at: dict[str, float] = {}
+
+    # ---- what others ask ---------------------------------------------------------------------------
+
+    @property
+    def orders(self) -> Orders:
+        """Those that stand."""
+        return self._orders
+
+    @property
+    def holds(self) -> bool:
+        """Whether any stream is out of the batch."""
+        return bool(self._held)
+
+    def held(self) -> list[Any]:
+        """The requests that are out of the batch, wherever their KV is."""
+        return [entry.req for entry in self._held.values()]
+
+    def phase(self, rid: str) -> Phase | None:
+        """Where a held stream is; None for others."""
+        entry = self._held.get(rid)
+        return None if entry is None else _PHASES[entry.hold]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Streams parked on the device, and streams whose KV is off it or on its way back."""
+        away = sum(e.hold in _AWAY for e in self._held.values())
+        return len(self._held) - away, away
+
+    @property
+    def may_admit(self) -> bool:
+        """Not while streams that were taken off the device wait to come back under the engine's own rule."""
+        return not self._orders.stock or self.counts[1] == 0
+
+    def freeing_tokens(self) -> int:
+        """KV of streams that are leaving the device, free as soon as it has been copied."""
+        return sum(_private(e.req) for e in self._held.values() if e.hold is _Hold.LEAVING)
+
+    @property
+    def moving_share(self) -> float | None:
+        """Of the device's KV memory, what belongs to streams on their way out or in; None if none is away."""
+        if not self._held:
+            return None
+        moving = (_private(e.req) for e in self._held.values() if e.hold in (_Hold.LEAVING, _Hold.LOADING))
+        return float(sum(moving) / self._scheduler.max_total_num_tokens)
+
+    @property
+    def host_free(self) -> int:
+        """Tokens for which host memory has room."""
+        return 0 if self._host is None else self._host.host_free
+
+    def load_s(self, tokens: float) -> float | None:
+        """See `Copies`."""
+        return None if self._host is None else self._host.load_s(tokens)
+
+    def evict_s(self, tokens: float) -> float | None:
+        """See `Copies`."""
+        return None if self._host is None else self._host.evict_s(tokens)
+
+    def host_statistics(self) -> OffloadStatistics | None:
+        """None where there is no host memory for KV."""
+        return None if self._host is None else self._host.statistics()
+
+    def synced_tokens(self, rid: str) -> int:
+        """Tokens of this stream that host memory holds."""
+        return 0 if self._host is None else self._host.synced(rid)
+
+    def synced_share(self) -> float:
+        """Of the KV on the device, the share that host memory holds too."""
+        reqs = [*self._scheduler.running_batch.reqs, *self.held()]
+        on_device = {req.rid: req.kv.kv_committed_len for req in reqs if req.kv.holds_kv}
+        synced = sum(min(tokens, self.synced_tokens(rid)) for rid, tokens in on_device.items())
+        return float(synced / max(1, sum(on_device.values())))
+
+    def first_in_line(self) -> list[str]:
+        """Streams that a prefill is to bring back before anybody else's."""
+        if self._recomputing:
+            queue = set(self._scheduler.waiting_queue)
+            self._recomputing = [req for req in self._recomputing if req in queue]
+        return [req.rid for req in self._recomputing]
+
+    # ---- what happens ------------------------------------------------------------------------------
+
+    def listen(self, moved: Moved) -> None:
+        """Tell `moved` of every request that changes its place from now on."""
+        self._moved = moved
+
+    def open_host(self) -> OffloadManager | None:
+        """Take host memory for KV, if there is any and it was not taken yet."""
+        if self._new_host is not None:
+            new_host, self._new_host = self._new_host, None
+            self._host = new_host()
+        return self._host
+
+    def order(self, orders: Orders) -> None:
+        """Take over new orders; the next `step` begins with them."""
+        self._orders = orders
+        self._is_fresh = True
+        self._staying = []
+
+    def finished(self, reqs: Iterable[Any]) -> None:
+        """The engine has finished these."""
+        for req in reqs:
+            self.ended(req.rid)
+
+    def ended(self, rid: str) -> None:
+        """The engine has finished this request, or put it back into its queue: host memory forgets it."""
+        self._held.pop(rid, None)
+        self._returned_at.pop(rid, None)
+        if self._host is not None:
+            self._host.drop(rid)
+
+    def step(self, batch: Any) -> Any:
+        """Once a scheduling pass, on the decode batch; the batch to go on with."""
+        self._poll()
+        if not self._held and self._orders.stock:
+            self._is_fresh = False
+            return batch
+        now = self._clock()
+        flying = batches.in_flight(self._scheduler)
+        self._batch = batch
+        self._settle(flying)
+        self._begin(batch, now)
+        self._keep_memory(batch, now)
+        self._leave(flying)
+        self._load(batch)
+        self._batch = batch = self._return(batch, flying, now)
+        return batch
+
+    def write_through(self, step_s: float) -> None:
+        """Copy what the plan names to host memory, as much as fits beside a pass of this length."""
+        host = self._host
+        if host is None or not self._orders.write:
+            return
+        host.begin_iteration(host.budget_tokens(step_s))
+        flying = self._prefilling()
+        running = {req.rid: req for req in self._scheduler.running_batch.reqs}
+        for rid in self._orders.write:
+            req = running.get(rid) or self._parked(rid)
+            if req is None or req in flying or req.finished() or not req.kv.holds_kv:
+                continue
+            host.write(rid, rows.row_of(self._scheduler, req), req.kv.kv_committed_len)
+
+    def launching(self) -> None:
+        """A forward pass is about to be launched."""
+        if self._host is not None:
+            self._host.prepare_forward()
+
+    def launched(self) -> None:
+        """It was."""
+        if self._host is not None:
+            self._host.forward_launched()
+
+    # ---- giving everything back --------------------------------------------------------------------
+
+    def surrender(self) -> None:
+        """The engine retracts everything it runs: it shall find what is held among it."""
+        running = self._scheduler.running_batch
+        for entry in list(self._held.values()):
+            self._stop_copies(entry)
+            if entry.req.kv.holds_kv and entry.is_sound:
+                running.reqs = [*running.reqs, entry.req]
+            else:
+                self._to_queue(entry)
+            self._held.pop(entry.req.rid, None)
+
+    def recover(self, batch: Any) -> Any:
+        """After an error in `step`: everybody back, by a prefill where nothing else is sure.
+
+        Stock orders stand then. The batch to go on with.
+        """
+        batch, self._batch = self._batch or batch, None
+        self._orders = STOCK
+        self._is_fresh = False
+        for entry in list(self._held.values()):
+            if entry.hold in (_Hold.PARKED, _Hold.LEAVING, _Hold.ENDING):
+                continue
+            try:
+                self._stop_copies(entry)
+                self._to_queue(entry)
+            except Exception:
+                _logger.exception("TokenFlow: stream %s could not be restored", entry.req.rid)
+        return self._return(batch, batches.in_flight(self._scheduler), self._clock())
+
+    # ---- parts of a step ---------------------------------------------------------------------------
+
+    def _poll(self) -> None:
+        if self._host is None:
+            return
+        for done in self._host.poll():
+            if done.rid not in self._held:
+                continue
+            if done.event is Event.RELEASED:
+                self._released.add(done.rid)
+            elif done.event in (Event.LOADED, Event.LOAD_FAILED):
+                self._loaded[done.rid] = done.event is Event.LOADED
+                if done.error:
+                    _logger.warning("TokenFlow: loading %s failed: %s", done.rid, done.error)
+
+    def _settle(self, flying: set[Any]) -> None:
+        """Streams that ended while they were held, by their last token or by an abort."""
+        for entry in list(self._held.values()):
+            req = entry.req
+            if entry.hold is _Hold.ENDING:
+                self._end(entry)
+            elif req.finished():
+                self.ended(req.rid)
+            elif req.to_finish is not None and req not in flying:
+                entry.is_sound = entry.hold is not _Hold.LOADING
+                entry.hold = _Hold.ENDING
+                self._released.discard(req.rid)
+                if self._host is None or self._host.drop(req.rid) or entry.req.kv.req_pool_idx is None:
+                    self._released.add(req.rid)
+                self._end(entry)
+
+    def _end(self, entry: _Held) -> None:
+        """Finish an aborted stream as the engine finishes one that runs."""
+        req = entry.req
+        if req.rid not in self._released:
+            return
+        self._released.discard(req.rid)
+        del self._held[req.rid]
+        req.finished_reason, req.to_finish = req.to_finish, None
+        if req.kv.holds_kv:
+            rows.give_up(self._scheduler, req, is_sound=entry.is_sound)
+        req.time_stats.set_completion_time()
+        self._scheduler.output_streamer.stream_output([req], req.return_logprob)
+
+    def _begin(self, batch: Any, now: float) -> None:
+        """Parks and evictions that were ordered; once an order."""
+        if not self._is_fresh:
+            return
+        self._is_fresh = False
+        running = {req.rid: req for req in batch.reqs}
+        leaving = [running[rid] for rid in (*self._orders.park, *self._orders.evict) if rid in running]
+        self._park(batch, leaving, now, reason=None)
+        for rid in self._orders.evict:
+            self._want_off(rid)
+
+    def _park(self, batch: Any, reqs: Iterable[Any], now: float, *, reason: Reason | None) -> None:
+        going = [req for req in reqs if self._may_preempt(req)]
+        if not going:
+            return
+        for req in going:
+            self._held[req.rid] = _Held(req, _Hold.PARKED, now)
+            self.tally.parked += 1
+            self.tally.thrashed += now - self._returned_at.pop(req.rid, float("-inf")) < _THRASH_S
+        batches.leave(batch, going)
+        for req in going:
+            self._moved(req, Phase.PARKED, reason)
+
+    def _may_preempt(self, req: Any) -> bool:
+        why_not = why_request_is_fixed(req)
+        if why_not is not None:
+            self.tally.fixed[why_not] = self.tally.fixed.get(why_not, 0) + 1
+        return why_not is None and not req.finished() and req.to_finish is None
+
+    def _want_off(self, rid: str, reason: Reason | None = None) -> None:
+        entry = self._held.get(rid)
+        if entry is not None and entry.hold is _Hold.PARKED:
+            entry.hold = _Hold.LEAVING
+            self._moved(entry.req, Phase.OFFLOADED, reason)
+
+    # ---- memory ------------------------------------------------------------------------------------
+
+    def _keep_memory(self, batch: Any, now: float) -> None:
+        """Pages for the next steps and for the prompt in hand, and rows for those admitted."""
+        self.is_short = False
+        if self._orders.stock:
+            return
+        missing = self._reserve(batch) - rows.free_tokens(self._scheduler) - self.freeing_tokens()
+        if missing > 0:
+            self.is_short = True
+            self._evict_for(batch, missing, now)
+        queue, pool = self._scheduler.waiting_queue, self._scheduler.req_to_token_pool
+        if queue and self._orders.admit and pool.available_size() == 0:
+            parked = [e for e in self._by_rank() if e.hold is _Hold.PARKED]
+            for entry in parked[: min(_ROWS_AT_ONCE, len(self._orders.admit))]:
+                self._want_off(entry.req.rid, Reason.MEMORY)
+
+    def _reserve(self, batch: Any) -> int:
+        """Tokens that must stay free: what the next steps and the rest of a chunked prompt may take."""
+        page = self._scheduler.page_size
+        if page > 1:
+            steps = page * sum(-req.kv.kv_committed_len % page < _STEPS_AHEAD for req in batch.reqs)
+        else:
+            steps = _STEPS_AHEAD * len(batch.reqs)
+        chunked = self._scheduler.chunked_req
+        if chunked is None:
+            return int(steps)
+        return int(steps + len(chunked.full_untruncated_fill_ids) - chunked.prefix_len + 2 * page)
+
+    def _evict_for(self, batch: Any, missing: int, now: float) -> None:
+        for entry in self._by_rank():
+            if missing <= 0:
+                return
+            if entry.hold is _Hold.PARKED:
+                self._want_off(entry.req.rid, Reason.MEMORY)
+                missing -= _private(entry.req)
+                self.tally.for_memory += 1
+        order = {rid: i for i, rid in enumerate(self._orders.write)}
+        running = sorted(batch.reqs, key=lambda r: (order.get(r.rid, len(order)), -_private(r), r.rid))
+        for req in running[: max(0, len(running) - 1)]:  # one goes on, whatever happens
+            if missing <= 0:
+                return
+            self._park(batch, [req], now, reason=Reason.MEMORY)
+            if req.rid in self._held:
+                self._want_off(req.rid, Reason.MEMORY)
+                missing -= _private(req)
+                self.tally.for_memory += 1
+
+    def _by_rank(self) -> list[_Held]:
+        """Held streams, those to go first in front: as the plan ranks them, then the latest parked."""
+        order = {rid: i for i, rid in enumerate(self._orders.write)}
+        keep = set(self._orders.resume)
+        entries = [e for e in self._held.values() if e.req.rid not in keep]
+        return sorted(entries, key=lambda e: (order.get(e.req.rid, len(order)), -e.since, e.req.rid))
+
+    # ---- off the device and back -------------------------------------------------------------------
+
+    def _leave(self, flying: set[Any]) -> None:
+        for entry in list(self._held.values()):
+            if entry.hold is not _Hold.LEAVING or entry.req in flying:
+                continue
+            if self._orders.stock:
+                entry.hold = _Hold.PARKED
+                continue
+            verdict = self._saved(entry.req)
+            if verdict is None:
+                continue
+            if verdict:
+                rows.give_up(self._scheduler, entry.req)
+                rows.forget_kv(entry.req)
+                entry.hold = _Hold.OFFLOADED
+                self.tally.offloaded += 1
+            else:
+                self.tally.dropped += 1
+                self._to_queue(entry)
+
+    def _saved(self, req: Any) -> bool | None:
+        """Whether its KV is in host memory; False if there is no room for it, None if it is under way."""
+        host = self._host
+        if host is None:
+            return False
+        tokens = req.kv.kv_committed_len
+        taken = host.write(req.rid, rows.row_of(self._scheduler, req), tokens, leaving=True)
+        if host.detach(req.rid, tokens):
+            return True
+        if taken or host.is_writing(req.rid):
+            return None
+        missing = tokens - host.synced(req.rid)
+        parked = [e.req for e in self._held.values() if e.hold is _Hold.PARKED]
+        if host.reclaim(missing, [r.rid for r in (*self._scheduler.running_batch.reqs, *parked)]):
+            return None
+        host.drop(req.rid)
+        return False
+
+    def _load(self, batch: Any) -> None:
+        """Bring back those the plan names, in its order, as long as there is room."""
+        spare = self._reserve(batch) + 2 * self._scheduler.page_size
+        for rid, place in self._to_load():
+            entry = self._held.get(rid)
+            if entry is not None and entry.hold is _Hold.LEAVING and not self.is_short:
+                entry.hold = _Hold.PARKED  # it is still there: back at once
+                self._staying.append(rid)
+            if entry is None or entry.hold is not _Hold.OFFLOADED:
+                continue
+            if self._host is not None and self._host.is_writing(rid):
+                continue  # the last of it is still on its way out
+            if self._host is not None and self._host.is_writing(rid):
+                continue  # on CUDA its slots were free before its copy was whole: the next step has it
+            if place == Place.RECOMPUTE or self._host is None or self._lacks(entry):
+                self._recompute(entry)
+                continue
+            slots = rows.take(self._scheduler, entry.req, spare=spare)
+            if slots is None and self._is_alone(entry):
+                self._recompute(entry)
+                continue
+            if slots is None:
+                self.is_short = True
+                return
+            self._loaded.pop(rid, None)
+            entry.hold, entry.is_sound = _Hold.LOADING, False
+            self._moved(entry.req, Phase.LOADING, None)
+            if len(slots) == 0:
+                self._loaded[rid] = True
+            else:
+                self._host.load(rid, entry.req.prefix_len, slots)
+
+    def _to_load(self) -> Iterator[tuple[str, int]]:
+        if not self._orders.stock:
+            yield from self._orders.load
+            return
+        for rid in list(self._held):
+            yield rid, int(Place.LOAD)
+
+    def _is_alone(self, entry: _Held) -> bool:
+        """Nobody else holds anything whose end could make room."""
+        others = any(e.req.kv.holds_kv for e in self._held.values() if e is not entry)
+        scheduler = self._scheduler
+        busy = scheduler.running_batch.reqs or scheduler.result_queue or scheduler.chunked_req is not None
+        return not others and not busy
+
+    def _lacks(self, entry: _Held) -> bool:
+        assert self._host is not None
+        return bool(self._host.synced(entry.req.rid) < entry.req.seqlen - 1)
+
+    def _return(self, batch: Any, flying: set[Any], now: float) -> Any:
+        """Back into the batch: what was loaded, and what is to be resumed."""
+        back = [entry for entry in list(self._held.values()) if self._is_loaded(entry)]
+        wanted = list(self._held) if self._orders.stock else [*self._orders.resume, *self._staying]
+        for rid in wanted:
+            entry = self._held.get(rid)
+            if entry is None or entry.hold not in (_Hold.PARKED, _Hold.LEAVING):
+                continue
+            if entry.req not in flying and entry.req.to_finish is None and entry not in back:
+                back.append(entry)
+        if not back:
+            return batch
+        batch = batches.rejoin(self._scheduler, batch, [entry.req for entry in back])
+        self._batch = batch
+        for entry in back:
+            del self._held[entry.req.rid]
+            self._returned_at[entry.req.rid] = now
+            self.tally.away_s += now - entry.since
+            self.tally.came_back += 1
+            if entry.hold is _Hold.LOADING:
+                self.tally.loaded += 1
+            else:
+                self.tally.resumed += 1
+            self._moved(entry.req, Phase.RUNNING, None)
+        return batch
+
+    def _is_loaded(self, entry: _Held) -> bool:
+        if entry.hold is not _Hold.LOADING:
+            return False
+        went_well = self._loaded.pop(entry.req.rid, None)
+        if went_well is None:
+            return False
+        if went_well:
+            assert self._host is not None
+            self._host.attach(entry.req.rid)
+            entry.is_sound = True
+            return True
+        self.tally.failed_loads += 1
+        self._recompute(entry)
+        return False
+
+    # ---- into the engine's queue -------------------------------------------------------------------
+
+    def _to_queue(self, entry: _Held) -> None:
+        """A prefill brings it back; the engine has it again."""
+        scheduler, req = self._scheduler, entry.req
+        if req.kv.holds_kv:
+            rows.give_up(scheduler, req, is_sound=entry.is_sound)
+            rows.forget_kv(req)
+        self._held.pop(req.rid, None)
+        limit, scheduler.max_queued_requests = scheduler.max_queued_requests, None
+        try:
+            scheduler._add_request_to_queue(req, is_retracted=True)
+        finally:
+            scheduler.max_queued_requests = limit
+        self._moved(req, Phase.WAITING, None)
+
+    def _recompute(self, entry: _Held) -> None:
+        """A prefill brings it back, before anybody who has not started."""
+        self.tally.recomputed += 1
+        self._drop_host(entry)
+        self._to_queue(entry)
+        self._recomputing.append(entry.req)
+
+    def _drop_host(self, entry: _Held) -> None:
+        if self._host is not None:
+            self._host.drop(entry.req.rid)
+
+    def _stop_copies(self, entry: _Held) -> None:
+        """Have no copy touch its slots any more; waits, at most as long as the copies under way take."""
+        host = self._host
+        if host is None:
+            return
+        rid = entry.req.rid
+        if host.drop(rid) or not entry.req.kv.holds_kv:
+            return
+        deadline = self._clock() + _MAX_WAIT_S
+        while rid not in self._released:
+            time.sleep(_WAIT_S)
+            self._poll()
+            if self._clock() > deadline:
+                raise RuntimeError(f"copies of {rid} do not end")
+        self._released.discard(rid)
+
+    def _parked(self, rid: str) -> Any | None:
+        entry = self._held.get(rid)
+        return entry.req if entry is not None and entry.hold is _Hold.PARKED else None
+
+    def _prefilling(self) -> set[Any]:
+        return {
+            req
+            for batch, _ in self._scheduler.result_queue
+            if batch.forward_mode.is_extend()
+            for req in batch.reqs
+        }
+
+
+def _private(req: Any) -> int:
+    """Tokens whose slots are this request's alone."""
+    return int(req.kv.kv_allocated_len - req.kv.cache_protected_len)

@@ -1,0 +1,47 @@
+"""What the plugin does to streams, in numbers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tokenflow_engine.protocol import EngineStats
+from tokenflow_engine.sglang.executor import Executor
+from tokenflow_engine.sglang.planner import Planner
+
+__all__ = ["engine_stats"]
+
+
+def engine_stats(seen: EngineStats, *, executor: Executor, planner: Planner) -> EngineStats:
+    """The engine's statistics, and the plugin's own."""
+    tally = executor.tally
+    parked, offloaded = executor.counts
+    by_kind = {
+        "parked": tally.parked,
+        "offloaded": tally.offloaded,
+        "dropped": tally.dropped,
+        "memory": tally.for_memory,
+        "thrashed": tally.thrashed,
+        "resumed": tally.resumed,
+        "loaded": tally.loaded,
+        "recomputed": tally.recomputed,
+        "failed_loads": tally.failed_loads,
+        **{f"fixed_{why}": count for why, count in tally.fixed.items()},
+    }
+    host = executor.host_statistics()
+    return msgspec.structs.replace(
+        seen,
+        policy=planner.policy.name,
+        parked=parked,
+        offloaded=offloaded,
+        preemptions={kind: count for kind, count in by_kind.items() if count},
+        away_s=tally.away_s,
+        came_back=tally.came_back,
+        plan_s=planner.seconds,
+        plans=planner.plans,
+        plan_errors=planner.errors,
+        written_bytes=0 if host is None else host.written_bytes,
+        loaded_bytes=0 if host is None else host.loaded_bytes,
+        host_tokens=0 if host is None else host.host_tokens,
+        host_used_tokens=0 if host is None else host.host_used_tokens,
+        synced_share=executor.synced_share(),
+    )

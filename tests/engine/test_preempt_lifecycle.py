@@ -1,0 +1,221 @@
+"""Streams that are out of the batch: aborted, drained, flushed around, paused, and never lost.
+
+The policy `chaos:hold` parks streams whose id begins with ``soft``, takes those with ``hard`` off the device,
+and leaves them there, so that a test knows where they are.
+"""
+
+from __future__ import annotations
+
+import os
+import urllib.error
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from support.generation import Answer, Ask, asks, flush, generate, generate_all, post, use_policy
+from support.raw_link import RawLink
+from support.real_engine import RealEngine
+from tokenflow_engine.protocol import EngineStats, SetPolicy, StreamStates
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
+
+CHECKS = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}
+WHERE = ("soft", "hard")
+LONG = Ask("a long story begins with these words, and then it goes on: " * 3, 200)
+
+
+@pytest.fixture(scope="module")
+def engine(new_engine: Callable[..., RealEngine]) -> Iterator[RealEngine]:
+    """Its prefix cache is off, so that what left the device can only come back from host memory."""
+    with new_engine("--disable-radix-cache", env={"TOKENFLOW_CHAOS": "0:hold", **CHECKS}) as engine:
+        yield engine
+
+
+@pytest.fixture
+def link(engine: RealEngine) -> Iterator[RawLink]:
+    with RawLink(engine.link, secret=engine.secret) as link:
+        link.hello()
+        use_policy(link, "chaos")
+        yield link
+        use_policy(link, "fcfs")
+        until_idle(link)
+        flush(engine)  # which an engine with anything left refuses
+
+
+def until_idle(link: RawLink) -> None:
+    link.wait(
+        lambda m: (
+            isinstance(m, EngineStats) and (m.running, m.waiting, m.parked, m.offloaded) == (0, 0, 0, 0)
+        ),
+        what="nothing is left in the engine",
+        timeout_s=60.0,
+    )
+
+
+class HeldStreams:
+    """Requests that run in threads, held by the engine once `until_held` returns."""
+
+    def __init__(self, engine: RealEngine, link: RawLink, rids: list[str], ask: Ask = LONG) -> None:
+        self._link = link
+        self._pool = ThreadPoolExecutor(len(rids))
+        for rid in rids:
+            link.open(rid)
+        self._futures: dict[str, Future[Answer]] = {
+            rid: self._pool.submit(generate, engine, rid, ask) for rid in rids
+        }
+
+    def until_held(self) -> None:
+        for rid in self._futures:
+            self._link.until_state(rid, "parked", timeout_s=60.0)
+        hard = sum(rid.startswith("hard") for rid in self._futures)
+        soft = len(self._futures) - hard
+        self._link.wait(
+            lambda m: isinstance(m, EngineStats) and (m.running, m.parked, m.offloaded) == (0, soft, hard),
+            what=f"{soft} parked, {hard} offloaded",
+            timeout_s=30.0,
+        )
+
+    def answers(self) -> dict[str, Answer]:
+        futures = self._futures.values()
+        self._link.listen_until(lambda: all(f.done() for f in futures), timeout_s=100.0, what="answers")
+        self._pool.shutdown()
+        return {rid: future.result() for rid, future in self._futures.items()}
+
+
+def names(label: str) -> list[str]:
+    return [f"{where}-{label}-{i}" for where in WHERE for i in range(2)]
+
+
+def calm_answer(engine: RealEngine, link: RawLink, label: str) -> list[int]:
+    [answer] = generate_all(engine, link, [LONG], tag=f"calm-{label}")
+    assert len(answer.tokens) == LONG.tokens
+    return answer.tokens
+
+
+def test_another_policy_drains_and_nothing_was_lost(engine: RealEngine, link: RawLink):
+    expected = calm_answer(engine, link, "drain")
+    held = HeldStreams(engine, link, names("drain"))
+    held.until_held()
+    states = [
+        s for m in link.received if isinstance(m, StreamStates) for s in m.states if s.state == "parked"
+    ]
+    assert {s.reason for s in states} == {"ahead"}
+    use_policy(link, "fcfs")
+    for rid, answer in held.answers().items():
+        assert answer.tokens == expected, rid
+        link.until_state(rid, "finished")
+        assert link.history(rid)[-1] == ("finished", LONG.tokens)
+
+
+def test_the_gateway_aborts_held_streams(engine: RealEngine, link: RawLink):
+    held = HeldStreams(engine, link, names("closed"))
+    held.until_held()
+    for rid in names("closed"):
+        link.close_stream(rid)
+    confirmed = {rid: link.next_aborted(rid).generated for rid in names("closed")[:1]}
+    answers = held.answers()
+    until_idle(link)
+    for rid, answer in answers.items():
+        assert answer.finish["type"] == "abort"
+        assert 5 <= len(answer.tokens) < LONG.tokens
+        assert link.history(rid)[-1] == ("aborted", len(answer.tokens))
+        assert confirmed.get(rid, len(answer.tokens)) == len(answer.tokens)
+
+
+def test_the_engine_aborts_held_streams_by_name_and_all_at_once(engine: RealEngine, link: RawLink):
+    held = HeldStreams(engine, link, names("all"))
+    held.until_held()
+    post(engine, "/abort_request", {"rid": "hard-all-0"})
+    link.until_state("hard-all-0", "aborted")
+    assert [link.history(rid)[-1][0] for rid in names("all")] == ["parked", "parked", "aborted", "parked"]
+    post(engine, "/abort_request", {"abort_all": True})
+    assert {answer.finish["type"] for answer in held.answers().values()} == {"abort"}
+
+
+def test_held_streams_make_the_engine_refuse_a_flush(engine: RealEngine, link: RawLink):
+    expected = calm_answer(engine, link, "flush")
+    held = HeldStreams(engine, link, names("flush"))
+    held.until_held()
+    with pytest.raises(urllib.error.HTTPError):
+        flush(engine)
+    use_policy(link, "fcfs")
+    assert [answer.tokens for answer in held.answers().values()] == [expected] * 4
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_held_streams_are_paused_with_the_engine(engine: RealEngine, link: RawLink, mode: str):
+    expected = calm_answer(engine, link, mode)
+    held = HeldStreams(engine, link, names(mode))
+    held.until_held()
+    post(engine, "/pause_generation", {"mode": mode})
+    if mode == "retract":  # nobody holds KV any more, as for a weight update
+        link.wait(
+            lambda m: isinstance(m, EngineStats) and (m.parked, m.offloaded) == (0, 0),
+            what="all are back in the engine's queue",
+        )
+        flush(engine)
+    post(engine, "/continue_generation")
+    use_policy(link, "fcfs")
+    assert [answer.tokens for answer in held.answers().values()] == [expected] * 4
+
+
+def test_others_run_while_streams_are_held(engine: RealEngine, link: RawLink):
+    held = HeldStreams(engine, link, names("aside"))
+    held.until_held()
+    answers = generate_all(engine, link, asks(6, seed=11), tag="others")
+    assert all(len(answer.tokens) > 0 for answer in answers)
+    assert [link.history(rid)[-1][0] for rid in names("aside")] == ["parked"] * 4
+    use_policy(link, "fcfs")
+    assert {len(answer.tokens) for answer in held.answers().values()} == {LONG.tokens}
+
+
+@pytest.mark.skipif(os.environ.get("TOKENFLOW_THOROUGH") != "1", reason="TOKENFLOW_THOROUGH=1 runs it")
+def test_the_engines_time_limit_holds_for_held_streams(new_engine: Callable[..., RealEngine]):
+    env = {"SGLANG_REQ_RUNNING_TIMEOUT": "8", "TOKENFLOW_CHAOS": "0:hold", **CHECKS}
+    with new_engine(env=env) as limited, RawLink(limited.link, secret=limited.secret) as link:
+        link.hello()
+        use_policy(link, "chaos")
+        with ThreadPoolExecutor(2) as pool:
+            futures = [pool.submit(post, limited, "/generate", body) for body in map(_endless, WHERE)]
+            link.listen_until(
+                lambda: all(f.done() for f in futures), timeout_s=60.0, what="the limit is reached"
+            )
+            errors = [future.exception() for future in futures]
+        until_idle(link)
+    assert [getattr(error, "code", None) for error in errors] == [503, 503]
+
+
+def _endless(rid: str) -> dict[str, object]:
+    return {"rid": rid, "text": "x", "sampling_params": {"max_new_tokens": 3000, "ignore_eos": True}}
+
+
+def test_an_executor_that_fails_falls_back_to_the_engines_own_way(new_engine: Callable[..., RealEngine]):
+    """A step raises now and then: held streams come back, and nobody notices."""
+    env = {"TOKENFLOW_FAULT": "execute/40", "TOKENFLOW_CHAOS": "0:park,evict,load", **CHECKS}
+    with new_engine(env=env) as broken, RawLink(broken.link, secret=broken.secret) as link:
+        link.hello()
+        wanted = asks(10, seed=12)
+        expected = generate_all(broken, link, wanted, tag="calm")
+        link.send(SetPolicy(policy="chaos"))
+        found = generate_all(broken, link, wanted, tag="chaos")
+        stats = link.next(EngineStats)
+    assert [answer.tokens for answer in found] == [answer.tokens for answer in expected]
+    assert stats.policy == "fcfs"
+    assert stats.plan_errors > 0
+    assert stats.preemptions["parked"] > 0
+    assert (stats.parked, stats.offloaded) == (0, 0)
+
+
+def test_a_plugin_that_detaches_leaves_nobody_behind(new_engine: Callable[..., RealEngine]):
+    """The hook that is told of preemptions fails each time: after twenty the plugin is out, all come back."""
+    env = {"TOKENFLOW_FAULT": "moved", "TOKENFLOW_CHAOS": "0:park,evict", **CHECKS}
+    with new_engine(env=env) as broken, RawLink(broken.link, secret=broken.secret) as link:
+        link.hello()
+        wanted = asks(24, seed=13)
+        expected = generate_all(broken, link, wanted, tag="calm")
+        assert "the link is closed" not in broken.log()
+        link.send(SetPolicy(policy="chaos"))
+        found = generate_all(broken, link, wanted, tag="chaos")
+        assert "TokenFlow: hook 'moved' has failed 20 times in a row: the link is closed" in broken.log()
+    assert [answer.tokens for answer in found] == [answer.tokens for answer in expected]

@@ -1,0 +1,81 @@
+"""The admin route that changes an engine's policy, against the engine's real end of the link."""
+
+from __future__ import annotations
+
+import msgspec
+
+from support import scenarios
+from support.gateway import eventually, running_gateway
+from support.replay_engine import ReplayEngine, Script, Send
+from tokenflow_engine.control.endpoint import default_endpoint, link_secret
+from tokenflow_engine.control.server import LinkServer
+from tokenflow_engine.protocol import PROTOCOL_VERSION, EngineStats, SetPolicy, Welcome
+
+WELCOME = Welcome(
+    version=PROTOCOL_VERSION,
+    engine_id="e-1",
+    model="m",
+    engine="sglang 0.5.23",
+    capabilities=["policy"],
+    kv_tokens=1000,
+    max_running=8,
+    policies=["adaptive", "fcfs"],
+)
+STATS = EngineStats(
+    at=0.0,
+    running=0,
+    waiting=0,
+    parked=1,
+    kv_used_tokens=0,
+    kv_tokens=1000,
+    tokens_per_s=0.0,
+    generated_total=0,
+    offloaded=2,
+    preemptions={"parked": 3},
+)
+
+
+async def test_a_policy_is_passed_on_and_shown_once_it_is_in_force() -> None:
+    scripts = scenarios.recordings("models")
+    scripts["/v1/models"] = scripts["models"]
+    scripts["/model_info"] = Script(headers={"content-type": "application/json"}, steps=[Send(b"{}")])
+    async with ReplayEngine(scripts) as engine, running_gateway(engine.base_url) as gateway:
+        name = next(iter(gateway.app.registry)).name
+        path = f"/admin/engines/{name}/policy"
+        assert (await gateway.client.post(path, json={"policy": "adaptive"})).status_code == 409
+        endpoint = default_endpoint(int(engine.base_url.rpartition(":")[2]))
+        link = LinkServer(endpoint, secret=link_secret(), welcome=WELCOME, stats=STATS)
+        link.start()
+        try:
+            engine_of_gateway = next(iter(gateway.app.registry))
+            await eventually(lambda: engine_of_gateway.stats is not None, "the link is up")
+            unknown = await gateway.client.post(path, json={"policy": "magic"})
+            assert unknown.status_code == 400
+            assert "adaptive, fcfs" in unknown.json()["error"]["message"]
+            assert (await gateway.client.post("/admin/engines/x/policy", json={})).status_code == 422
+            nowhere = await gateway.client.post("/admin/engines/x/policy", json={"policy": "fcfs"})
+            assert nowhere.status_code == 404
+            taken = await gateway.client.post(path, json={"policy": "adaptive"})
+            assert (taken.status_code, taken.json()) == (202, {"policy": "adaptive"})
+            heard: list[object] = []
+
+            def has_come() -> bool:
+                heard.extend(delivery.message for delivery in link.receive(limit=10))
+                return SetPolicy(policy="adaptive") in heard
+
+            await eventually(has_come, "the engine was told")
+            link.stats = msgspec.structs.replace(STATS, policy="adaptive")
+            await eventually(
+                lambda: engine_of_gateway.stats is not None and engine_of_gateway.stats.policy == "adaptive",
+                "the engine says so",
+            )
+            [shown] = (await gateway.client.get("/admin/engines")).json()["engines"]
+            assert (shown["policy"], shown["offloaded"], shown["preemptions"]) == (
+                "adaptive",
+                2,
+                {"parked": 3},
+            )
+            assert gateway.metric("tokenflow_engine_preemptions", engine=name, kind="parked") == 3.0
+            assert gateway.metric("tokenflow_engine_offloaded", engine=name) == 2.0
+        finally:
+            link.close()

@@ -1,0 +1,157 @@
+"""When plans are made, what becomes of them, and what a policy that fails costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from support.tables import DEVICE, READER, FlatCosts, arrive, new_table
+from tokenflow_engine.control.orders import STOCK, Orders
+from tokenflow_engine.policy.base import EngineView, Phase, Place, Plan, Policy, Reason
+from tokenflow_engine.policy.chaos import Chaos
+from tokenflow_engine.policy.fcfs import FCFS
+from tokenflow_engine.policy.names import POLICY_NAMES
+from tokenflow_engine.policy.registry import POLICIES
+from tokenflow_engine.sglang.planner import Planner
+from tokenflow_engine.sglang.table import Table
+
+
+class Scripted:
+    """Answers with the plans it is given."""
+
+    name = "scripted"
+
+    def __init__(self, *plans: Plan | Exception) -> None:
+        self.plans = list(plans)
+
+    def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
+        answer = self.plans.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def new_planner(policy: Policy, table: Table | None = None) -> Planner:
+    return Planner(
+        policy,
+        table=table or new_table(),
+        costs=FlatCosts(),
+        device=lambda: DEVICE,
+        reader=lambda _rid, _now: READER,
+    )
+
+
+def populated() -> Table:
+    """One in each place, named after it."""
+    table = new_table()
+    arrive(table, *(phase.name for phase in Phase))
+    for phase in Phase:
+        table.moved(phase.name, phase, now=1.0)
+    return table
+
+
+def row(phase: Phase) -> int:
+    return list(Phase).index(phase)
+
+
+def test_a_plan_becomes_orders_by_name():
+    plan = Plan(
+        park=[row(Phase.RUNNING)],
+        resume=[row(Phase.PARKED)],
+        load=[(row(Phase.OFFLOADED), Place.RECOMPUTE)],
+        admit=[row(Phase.WAITING)],
+        write=[row(Phase.RUNNING)],
+        prefill_tokens=64,
+        reasons={row(Phase.RUNNING): Reason.AHEAD},
+    )
+    planner = new_planner(Scripted(plan), populated())
+    assert planner.orders(2.0) == Orders(
+        park=["RUNNING"],
+        resume=["PARKED"],
+        load=[("OFFLOADED", 1)],
+        admit=["WAITING"],
+        write=["RUNNING"],
+        prefill_tokens=64,
+    )
+    assert planner.news == ["RUNNING"]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        Plan(park=[row(Phase.WAITING)]),
+        Plan(evict=[row(Phase.OFFLOADED)]),
+        Plan(resume=[row(Phase.RUNNING)]),
+        Plan(load=[(row(Phase.PARKED), Place.LOAD)]),
+        Plan(admit=[row(Phase.PREFILLING)]),
+        Plan(park=[row(Phase.RUNNING)], evict=[row(Phase.RUNNING)]),
+        Plan(park=[99]),
+    ],
+)
+def test_a_plan_that_the_view_does_not_allow_is_the_last_of_its_policy(plan: Plan):
+    planner = new_planner(Scripted(plan), populated())
+    assert planner.orders(2.0) == STOCK
+    assert (planner.errors, planner.policy.name) == (1, "fcfs")
+
+
+def test_a_policy_that_raises_is_replaced_by_the_engines_own_order():
+    planner = new_planner(Scripted(RuntimeError("no")), populated())
+    assert planner.orders(2.0) == STOCK
+    assert isinstance(planner.policy, FCFS)
+
+
+def test_plans_are_made_on_events_and_when_they_run_out():
+    policy = Scripted(Plan(next_at=9.0), Plan(), Plan())
+    planner = new_planner(policy)
+    assert planner.orders(1.0) is not None
+    assert planner.orders(5.0) is None
+    assert planner.orders(9.0) is not None  # it had run out
+    assert planner.orders(99.0) is None  # nothing is waiting, and nothing happened
+    planner.note()
+    assert planner.orders(100.0) is not None
+    assert planner.plans == 3
+
+
+def test_while_anything_is_out_there_is_a_plan_at_least_every_second():
+    planner = new_planner(Scripted(Plan(), Plan()), populated())
+    assert planner.orders(1.0) is not None
+    assert planner.orders(1.5) is None
+    assert planner.orders(2.1) is not None
+
+
+def test_the_stock_policy_is_asked_once():
+    planner = new_planner(FCFS())
+    assert planner.orders(1.0) == STOCK
+    for now in range(2, 20):
+        planner.note()
+        assert planner.orders(float(now)) is None
+    assert planner.plans == 1
+    planner.use(FCFS())
+    assert planner.orders(30.0) == STOCK
+
+
+@pytest.mark.parametrize("name", [*POLICY_NAMES])
+def test_every_policy_plans_for_every_phase(name: str):
+    planner = new_planner(POLICIES[name](), populated())
+    assert planner.orders(2.0) is not None
+    assert planner.errors == 0
+
+
+def test_chaos_plans_what_the_view_allows(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TOKENFLOW_CHAOS", "3")
+    table = populated()
+    for phase in Phase:
+        table.counted(phase.name, 5)
+    planner = new_planner(Chaos(), table)
+    seen: set[str] = set()
+    for now in range(2, 200):
+        orders = planner.orders(float(now))
+        assert orders is not None
+        seen |= {kind for kind in ("park", "evict", "resume", "load", "write") if getattr(orders, kind)}
+    assert seen == {"park", "evict", "resume", "load", "write"}
+    assert planner.errors == 0
+
+
+def test_the_names_are_those_of_the_policies():
+    assert set(POLICY_NAMES) == set(POLICIES)

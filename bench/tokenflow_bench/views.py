@@ -19,6 +19,7 @@ class IdleCopies:
     """The costs of a machine on whose link nothing is queued."""
 
     machine: Machine
+    turn_s: float = 0.0
 
     def decode_s(self, batch: int, context_tokens: float) -> float:
         return self.machine.decode_s(batch, context_tokens)

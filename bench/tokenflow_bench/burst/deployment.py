@@ -22,7 +22,7 @@ STOCK = "fcfs"
 """The policy under which the plugin leaves scheduling to SGLang."""
 _IDLE_S = 30.0
 _COUNTER = re.compile(r"^(tokenflow_engine_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
-_COUNTED = ("_total", "errors", "preemptions", "bytes")
+_COUNTED = ("_total", "errors", "preemptions", "bytes", "plan")
 _RETRACTED = re.compile(r"#retracted_reqs: (\d+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -45,10 +45,10 @@ class Deployment:
         try:
             _post(f"{self.url}/admin/engines/e/policy", {"policy": policy})
         except urllib.error.HTTPError as error:
-            if error.code in {404, 405} and policy == STOCK:
-                return  # a gateway that cannot change policies has an engine that knows no other
             raise NoSuchPolicyError(f"{policy}: {error.read().decode()[:200]}") from error
-        wait_until(lambda: self._policy() in (None, policy), timeout_s=10, what=f"the policy is {policy}")
+        wait_until(
+            lambda: self._gateway.engine()["policy"] == policy, timeout_s=10, what=f"the policy is {policy}"
+        )
 
     def settle(self) -> None:
         """Wait until nothing runs, and forget cached prefixes, so that runs do not help each other."""
@@ -68,10 +68,6 @@ class Deployment:
         except urllib.error.HTTPError:
             return False
         return True
-
-    def _policy(self) -> str | None:
-        policy: str | None = self._gateway.engine().get("policy")
-        return policy
 
 
 @contextmanager

@@ -113,6 +113,13 @@ _PAUSE_LINES = (
     _after_pause("answers that were all there by then", "over_by_then", 0),
     _after_pause("stalls over 0.3 s, in all", "stalls", 0),
 )
+
+
+def _plan_ms(run: _Run) -> float | None:
+    plans = run["engine"].get("tokenflow_engine_plans")
+    return 1000 * run["engine"]["tokenflow_engine_plan_s"] / plans if plans else None
+
+
 _ENGINE_LINES = (
     _engine("retracted by SGLang, computed again", ("retracted",)),
     _engine("parked, KV kept", ("preemptions", "{parked}")),
@@ -121,6 +128,7 @@ _ENGINE_LINES = (
     _engine("preempted for want of memory", ("preemptions", "{memory}")),
     _engine("written to host memory, MB", ("written", "bytes"), 1, scale=1e-6),
     _engine("loaded from it, MB", ("loaded", "bytes"), 1, scale=1e-6),
+    _Line("a plan, mean, ms", _plan_ms, has_ratio=False),
     _engine("errors of the plugin", ("errors",)),
 )
 

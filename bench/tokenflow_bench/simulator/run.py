@@ -100,6 +100,8 @@ class _Run:
 
     # What policies ask of the engine's costs, at `now`.
 
+    turn_s = 0.0
+
     def decode_s(self, batch: int, context_tokens: float) -> float:
         return self.machine.decode_s(batch, context_tokens)
 
@@ -189,6 +191,7 @@ class _Run:
             max_running=machine.max_running,
             max_resident=self.max_resident,
             page_tokens=machine.page_tokens,
+            mixed=self.mixed,
             host_free=self.device.host_free,
             costs=self,
             mean_output=expected_output(

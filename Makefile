@@ -25,9 +25,9 @@ test: .venv/.dev ## Run all tests (ARGS="tests/unit -k sse" for some)
 	@$(MAKE) --no-print-directory .browser $(NODE_TESTS)/node_modules $(JS_CLIENT)/node_modules
 	$(BIN)/pytest $(ARGS)
 
-soak: .venv/.dev ## Preempt, abort, flush and pause at random for ten minutes (SOAK_S=600), and compare every token
+soak: .venv/.dev ## Preempt at random for ten minutes (SOAK_S=600) and in every configuration, and compare every token
 	@$(BIN)/tokenflow up --prepare
-	@TOKENFLOW_SOAK_S=$(SOAK_S) $(BIN)/pytest -s tests/engine/test_preempt_soak.py
+	@TOKENFLOW_SOAK_S=$(SOAK_S) TOKENFLOW_THOROUGH=1 $(BIN)/pytest -s tests/engine/test_preempt_soak.py tests/engine/test_preempt_equality.py
 
 check: .venv/.dev ## Check style and types
 	$(BIN)/ruff check

@@ -20,7 +20,7 @@ from tokenflow_engine.protocol import EngineStats, Welcome
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
 
 thorough = pytest.mark.skipif(
-    os.environ.get("TOKENFLOW_THOROUGH") != "1", reason="TOKENFLOW_THOROUGH=1 runs every configuration"
+    os.environ.get("TOKENFLOW_THOROUGH") != "1", reason="`make soak` runs every configuration"
 )
 
 REQUESTS = int(os.environ.get("TOKENFLOW_TEST_REQUESTS", "16"))

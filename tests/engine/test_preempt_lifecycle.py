@@ -6,7 +6,6 @@ and leaves them there, so that a test knows where they are.
 
 from __future__ import annotations
 
-import os
 import urllib.error
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -170,7 +169,6 @@ def test_others_run_while_streams_are_held(engine: RealEngine, link: RawLink):
     assert {len(answer.tokens) for answer in held.answers().values()} == {LONG.tokens}
 
 
-@pytest.mark.skipif(os.environ.get("TOKENFLOW_THOROUGH") != "1", reason="TOKENFLOW_THOROUGH=1 runs it")
 def test_the_engines_time_limit_holds_for_held_streams(new_engine: Callable[..., RealEngine]):
     env = {"SGLANG_REQ_RUNNING_TIMEOUT": "8", "TOKENFLOW_CHAOS": "0:hold", **CHECKS}
     with new_engine(env=env) as limited, RawLink(limited.link, secret=limited.secret) as link:

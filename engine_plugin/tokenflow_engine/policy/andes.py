@@ -16,6 +16,7 @@ from tokenflow_engine.policy.base import Bools, EngineView, Floats, Plan, Reason
 from tokenflow_engine.policy.draft import Draft
 from tokenflow_engine.policy.rows import in_batch, lowest, outside, preempted, running, started
 from tokenflow_engine.policy.slack import Line, return_costs
+from tokenflow_engine.policy.ticks import Ticks
 
 __all__ = ["Andes"]
 
@@ -49,7 +50,7 @@ class Andes:
         self._interval_s = interval_s
         self._occupancy = occupancy
         self._pairs = pairs
-        self._next_tick = float("-inf")
+        self._ticks = Ticks(interval_s)
 
     def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
         """See `Policy.plan`."""
@@ -58,9 +59,7 @@ class Andes:
         if not out.any() or (view.machine.all() and not away.any()):
             return Plan(stock=True, next_at=view.now + self._interval_s)
         draft = Draft(view, steps=4)
-        tick = not self._next_tick - self._interval_s <= view.now < self._next_tick
-        if tick:
-            self._next_tick = view.now + self._interval_s
+        tick = self._ticks.due(view.now)
         if draft.soon < 0 or (tick and self._triggered(view)):
             self._repack(view, draft)
         for row in np.flatnonzero(away & ~_taken(view, draft)).tolist():
@@ -69,7 +68,7 @@ class Andes:
         for row in np.flatnonzero(out & ~away & ~_taken(view, draft)).tolist():
             if not draft.bring(row, Reason.ADMITTED):
                 break
-        return draft.finish(next_at=min(self._next_tick, draft.full_at()))
+        return draft.finish(next_at=min(self._ticks.next_at, draft.full_at()))
 
     def _triggered(self, view: EngineView) -> bool:
         """Memory nearly full (or batch places), or tokens slower than the tightest reader."""

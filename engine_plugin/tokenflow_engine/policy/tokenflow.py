@@ -17,6 +17,7 @@ from tokenflow_engine.policy.base import Bools, EngineView, Floats, Phase, Plan,
 from tokenflow_engine.policy.draft import Draft
 from tokenflow_engine.policy.rows import in_batch, lowest, outside, preempted, running, started
 from tokenflow_engine.policy.slack import Line, expected_remaining, return_costs, slacks
+from tokenflow_engine.policy.ticks import Ticks
 
 __all__ = ["TokenFlow"]
 
@@ -47,7 +48,7 @@ class TokenFlow:
         self._gamma = gamma
         self._value = value
         self._critical_s = critical_s
-        self._next_tick = float("-inf")
+        self._ticks = Ticks(interval_s)
 
     def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
         """See `Policy.plan`."""
@@ -56,18 +57,18 @@ class TokenFlow:
         if not out.any() or (view.machine.all() and not away.any()):
             return Plan(stock=True, next_at=view.now + self._interval_s)
         draft = Draft(view, steps=4)
-        tick = not self._next_tick - self._interval_s <= view.now < self._next_tick
-        if tick:
-            self._next_tick = view.now + self._interval_s
+        tick = self._ticks.due(view.now)
         if self._overloaded(view):
             if not away.any():
-                return Plan(stock=True, next_at=self._next_tick)
+                return Plan(stock=True, next_at=self._ticks.next_at)
             self._first_come(view, draft, away)
-            return draft.finish(next_at=min(self._next_tick, draft.full_at()), why_waiting=Reason.OVERLOAD)
+            return draft.finish(
+                next_at=min(self._ticks.next_at, draft.full_at()), why_waiting=Reason.OVERLOAD
+            )
         if tick or draft.soon < 0:
             self._balance(view, draft)
         self._fill(view, draft, away)
-        return draft.finish(next_at=min(self._next_tick, draft.full_at()))
+        return draft.finish(next_at=min(self._ticks.next_at, draft.full_at()))
 
     def _overloaded(self, view: EngineView) -> bool:
         """``sum r_i > Gamma``, with Gamma what the engine gives with its memory full."""

@@ -17,8 +17,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any
 
 from tokenflow_engine.control.orders import STOCK, Orders
@@ -27,8 +25,10 @@ from tokenflow_engine.policy.base import Phase, Place, Reason
 from tokenflow_engine.sglang import batch as batches
 from tokenflow_engine.sglang import rows
 from tokenflow_engine.sglang.eligible import why_request_is_fixed
+from tokenflow_engine.sglang.holds import AWAY, PHASES, Held, Hold
+from tokenflow_engine.sglang.tally import Tally
 
-__all__ = ["Executor", "Moved", "Tally"]
+__all__ = ["Executor", "Moved"]
 
 _logger = logging.getLogger(__name__)
 
@@ -40,61 +40,6 @@ _MAX_WAIT_S = 10.0
 
 Moved = Callable[[Any, Phase, Reason | None], None]
 """Told of each request that changes its place; with a reason where it is the executor's own."""
-
-
-class _Hold(IntEnum):
-    PARKED = 0
-    LEAVING = 1
-    """Its KV is on its way to host memory."""
-    OFFLOADED = 2
-    LOADING = 3
-    ENDING = 4
-    """Aborted; a copy still touches its slots."""
-
-
-_PHASES = {
-    _Hold.PARKED: Phase.PARKED,
-    _Hold.LEAVING: Phase.OFFLOADED,
-    _Hold.OFFLOADED: Phase.OFFLOADED,
-    _Hold.LOADING: Phase.LOADING,
-    _Hold.ENDING: Phase.PARKED,
-}
-
-
-_AWAY = (_Hold.LEAVING, _Hold.OFFLOADED, _Hold.LOADING)
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    req: Any
-    hold: _Hold
-    since: float
-    is_sound: bool = True
-    """Whether what its slots hold is its KV; not so during a load."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """Totals since the start."""
-
-    parked: int = 0
-    offloaded: int = 0
-    dropped: int = 0
-    """Whose KV was given up for want of host memory."""
-    resumed: int = 0
-    loaded: int = 0
-    recomputed: int = 0
-    """Offloaded streams that came back by a prefill."""
-    for_memory: int = 0
-    """Preempted by the executor itself, before the engine would have retracted."""
-    failed_loads: int = 0
-    thrashed: int = 0
-    """Preempted within a second of coming back."""
-    away_s: float = 0.0
-    """Out of the batch, in all, of streams that came back without a prefill."""
-    came_back: int = 0
-    fixed: dict[str, int] = field(default_factory=dict)
-    """Orders not obeyed because the request cannot be preempted, by reason."""
 
 
 class Executor:
@@ -120,7 +65,7 @@ class Executor:
         self._is_fresh = False
         self._batch: Any | None = None
         """The decode batch of the step in hand."""
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, Held] = {}
         self._released: set[str] = set()
         self._loaded: dict[str, bool] = {}
         """Loads that have ended, and whether well."""
@@ -148,12 +93,12 @@ class Executor:
     def phase(self, rid: str) -> Phase | None:
         """Where a held stream is; None for others."""
         entry = self._held.get(rid)
-        return None if entry is None else _PHASES[entry.hold]
+        return None if entry is None else PHASES[entry.hold]
 
     @property
     def counts(self) -> tuple[int, int]:
         """Streams parked on the device, and streams whose KV is off it or on its way back."""
-        away = sum(e.hold in _AWAY for e in self._held.values())
+        away = sum(e.hold in AWAY for e in self._held.values())
         return len(self._held) - away, away
 
     @property
@@ -163,14 +108,14 @@ class Executor:
 
     def freeing_tokens(self) -> int:
         """KV of streams that are leaving the device, free as soon as it has been copied."""
-        return sum(_private(e.req) for e in self._held.values() if e.hold is _Hold.LEAVING)
+        return sum(_private(e.req) for e in self._held.values() if e.hold is Hold.LEAVING)
 
     @property
     def moving_share(self) -> float | None:
         """Of the device's KV memory, what belongs to streams on their way out or in; None if none is away."""
         if not self._held:
             return None
-        moving = (_private(e.req) for e in self._held.values() if e.hold in (_Hold.LEAVING, _Hold.LOADING))
+        moving = (_private(e.req) for e in self._held.values() if e.hold in (Hold.LEAVING, Hold.LOADING))
         return float(sum(moving) / self._scheduler.max_total_num_tokens)
 
     @property
@@ -302,7 +247,7 @@ class Executor:
         self._orders = STOCK
         self._is_fresh = False
         for entry in list(self._held.values()):
-            if entry.hold in (_Hold.PARKED, _Hold.LEAVING, _Hold.ENDING):
+            if entry.hold in (Hold.PARKED, Hold.LEAVING, Hold.ENDING):
                 continue
             try:
                 self._stop_copies(entry)
@@ -330,19 +275,19 @@ class Executor:
         """Streams that ended while they were held, by their last token or by an abort."""
         for entry in list(self._held.values()):
             req = entry.req
-            if entry.hold is _Hold.ENDING:
+            if entry.hold is Hold.ENDING:
                 self._end(entry)
             elif req.finished():
                 self.ended(req.rid)
             elif req.to_finish is not None and req not in flying:
-                entry.is_sound = entry.hold is not _Hold.LOADING
-                entry.hold = _Hold.ENDING
+                entry.is_sound = entry.hold is not Hold.LOADING
+                entry.hold = Hold.ENDING
                 self._released.discard(req.rid)
                 if self._host is None or self._host.drop(req.rid) or entry.req.kv.req_pool_idx is None:
                     self._released.add(req.rid)
                 self._end(entry)
 
-    def _end(self, entry: _Held) -> None:
+    def _end(self, entry: Held) -> None:
         """Finish an aborted stream as the engine finishes one that runs."""
         req = entry.req
         if req.rid not in self._released:
@@ -371,7 +316,7 @@ class Executor:
         if not going:
             return
         for req in going:
-            self._held[req.rid] = _Held(req, _Hold.PARKED, now)
+            self._held[req.rid] = Held(req, Hold.PARKED, now)
             self.tally.parked += 1
             self.tally.thrashed += now - self._returned_at.pop(req.rid, float("-inf")) < _THRASH_S
         batches.leave(batch, going)
@@ -386,8 +331,8 @@ class Executor:
 
     def _want_off(self, rid: str, reason: Reason | None = None) -> None:
         entry = self._held.get(rid)
-        if entry is not None and entry.hold is _Hold.PARKED:
-            entry.hold = _Hold.LEAVING
+        if entry is not None and entry.hold is Hold.PARKED:
+            entry.hold = Hold.LEAVING
             self._moved(entry.req, Phase.OFFLOADED, reason)
 
     # ---- memory ------------------------------------------------------------------------------------
@@ -403,7 +348,7 @@ class Executor:
             self._evict_for(batch, missing, now)
         queue, pool = self._scheduler.waiting_queue, self._scheduler.req_to_token_pool
         if queue and self._orders.admit and pool.available_size() == 0:
-            parked = [e for e in self._by_rank() if e.hold is _Hold.PARKED]
+            parked = [e for e in self._by_rank() if e.hold is Hold.PARKED]
             for entry in parked[: min(_ROWS_AT_ONCE, len(self._orders.admit))]:
                 self._want_off(entry.req.rid, Reason.MEMORY)
 
@@ -423,7 +368,7 @@ class Executor:
         for entry in self._by_rank():
             if missing <= 0:
                 return
-            if entry.hold is _Hold.PARKED:
+            if entry.hold is Hold.PARKED:
                 self._want_off(entry.req.rid, Reason.MEMORY)
                 missing -= _private(entry.req)
                 self.tally.for_memory += 1
@@ -438,7 +383,7 @@ class Executor:
                 missing -= _private(req)
                 self.tally.for_memory += 1
 
-    def _by_rank(self) -> list[_Held]:
+    def _by_rank(self) -> list[Held]:
         """Held streams, those to go first in front: as the plan ranks them, then the latest parked."""
         order = {rid: i for i, rid in enumerate(self._orders.write)}
         keep = set(self._orders.resume)
@@ -449,10 +394,10 @@ class Executor:
 
     def _leave(self, flying: set[Any]) -> None:
         for entry in list(self._held.values()):
-            if entry.hold is not _Hold.LEAVING or entry.req in flying:
+            if entry.hold is not Hold.LEAVING or entry.req in flying:
                 continue
             if self._orders.stock:
-                entry.hold = _Hold.PARKED
+                entry.hold = Hold.PARKED
                 continue
             verdict = self._saved(entry.req)
             if verdict is None:
@@ -460,7 +405,7 @@ class Executor:
             if verdict:
                 rows.give_up(self._scheduler, entry.req)
                 rows.forget_kv(entry.req)
-                entry.hold = _Hold.OFFLOADED
+                entry.hold = Hold.OFFLOADED
                 self.tally.offloaded += 1
             else:
                 self.tally.dropped += 1
@@ -478,7 +423,7 @@ class Executor:
         if taken or host.is_writing(req.rid):
             return None
         missing = tokens - host.synced(req.rid)
-        parked = [e.req for e in self._held.values() if e.hold is _Hold.PARKED]
+        parked = [e.req for e in self._held.values() if e.hold is Hold.PARKED]
         if host.reclaim(missing, [r.rid for r in (*self._scheduler.running_batch.reqs, *parked)]):
             return None
         host.drop(req.rid)
@@ -489,10 +434,10 @@ class Executor:
         spare = self._reserve(batch) + 2 * self._scheduler.page_size
         for rid, place in self._to_load():
             entry = self._held.get(rid)
-            if entry is not None and entry.hold is _Hold.LEAVING and not self.is_short:
-                entry.hold = _Hold.PARKED  # it is still there: back at once
+            if entry is not None and entry.hold is Hold.LEAVING and not self.is_short:
+                entry.hold = Hold.PARKED  # it is still there: back at once
                 self._staying.append(rid)
-            if entry is None or entry.hold is not _Hold.OFFLOADED:
+            if entry is None or entry.hold is not Hold.OFFLOADED:
                 continue
             if self._host is not None and self._host.is_writing(rid):
                 continue  # the last of it is still on its way out
@@ -509,7 +454,7 @@ class Executor:
                 self.is_short = True
                 return
             self._loaded.pop(rid, None)
-            entry.hold, entry.is_sound = _Hold.LOADING, False
+            entry.hold, entry.is_sound = Hold.LOADING, False
             self._moved(entry.req, Phase.LOADING, None)
             if len(slots) == 0:
                 self._loaded[rid] = True
@@ -523,14 +468,14 @@ class Executor:
         for rid in list(self._held):
             yield rid, int(Place.LOAD)
 
-    def _is_alone(self, entry: _Held) -> bool:
+    def _is_alone(self, entry: Held) -> bool:
         """Nobody else holds anything whose end could make room."""
         others = any(e.req.kv.holds_kv for e in self._held.values() if e is not entry)
         scheduler = self._scheduler
         busy = scheduler.running_batch.reqs or scheduler.result_queue or scheduler.chunked_req is not None
         return not others and not busy
 
-    def _lacks(self, entry: _Held) -> bool:
+    def _lacks(self, entry: Held) -> bool:
         assert self._host is not None
         return bool(self._host.synced(entry.req.rid) < entry.req.seqlen - 1)
 
@@ -540,7 +485,7 @@ class Executor:
         wanted = list(self._held) if self._orders.stock else [*self._orders.resume, *self._staying]
         for rid in wanted:
             entry = self._held.get(rid)
-            if entry is None or entry.hold not in (_Hold.PARKED, _Hold.LEAVING):
+            if entry is None or entry.hold not in (Hold.PARKED, Hold.LEAVING):
                 continue
             if entry.req not in flying and entry.req.to_finish is None and entry not in back:
                 back.append(entry)
@@ -553,15 +498,15 @@ class Executor:
             self._returned_at[entry.req.rid] = now
             self.tally.away_s += now - entry.since
             self.tally.came_back += 1
-            if entry.hold is _Hold.LOADING:
+            if entry.hold is Hold.LOADING:
                 self.tally.loaded += 1
             else:
                 self.tally.resumed += 1
             self._moved(entry.req, Phase.RUNNING, None)
         return batch
 
-    def _is_loaded(self, entry: _Held) -> bool:
-        if entry.hold is not _Hold.LOADING:
+    def _is_loaded(self, entry: Held) -> bool:
+        if entry.hold is not Hold.LOADING:
             return False
         went_well = self._loaded.pop(entry.req.rid, None)
         if went_well is None:
@@ -577,7 +522,7 @@ class Executor:
 
     # ---- into the engine's queue -------------------------------------------------------------------
 
-    def _to_queue(self, entry: _Held) -> None:
+    def _to_queue(self, entry: Held) -> None:
         """A prefill brings it back; the engine has it again."""
         scheduler, req = self._scheduler, entry.req
         if req.kv.holds_kv:
@@ -591,18 +536,18 @@ class Executor:
             scheduler.max_queued_requests = limit
         self._moved(req, Phase.WAITING, None)
 
-    def _recompute(self, entry: _Held) -> None:
+    def _recompute(self, entry: Held) -> None:
         """A prefill brings it back, before anybody who has not started."""
         self.tally.recomputed += 1
         self._drop_host(entry)
         self._to_queue(entry)
         self._recomputing.append(entry.req)
 
-    def _drop_host(self, entry: _Held) -> None:
+    def _drop_host(self, entry: Held) -> None:
         if self._host is not None:
             self._host.drop(entry.req.rid)
 
-    def _stop_copies(self, entry: _Held) -> None:
+    def _stop_copies(self, entry: Held) -> None:
         """Have no copy touch its slots any more; waits, at most as long as the copies under way take."""
         host = self._host
         if host is None:
@@ -620,7 +565,7 @@ class Executor:
 
     def _parked(self, rid: str) -> Any | None:
         entry = self._held.get(rid)
-        return entry.req if entry is not None and entry.hold is _Hold.PARKED else None
+        return entry.req if entry is not None and entry.hold is Hold.PARKED else None
 
     def _prefilling(self) -> set[Any]:
         return {

@@ -1,0 +1,31 @@
+"""What the executor has done, for the statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Tally"]
+
+
+@dataclass(slots=True)
+class Tally:
+    """Totals since the start."""
+
+    parked: int = 0
+    offloaded: int = 0
+    dropped: int = 0
+    """Whose KV was given up for want of host memory."""
+    resumed: int = 0
+    loaded: int = 0
+    recomputed: int = 0
+    """Offloaded streams that came back by a prefill."""
+    for_memory: int = 0
+    """Preempted by the executor itself, before the engine would have retracted."""
+    failed_loads: int = 0
+    thrashed: int = 0
+    """Preempted within a second of coming back."""
+    away_s: float = 0.0
+    """Out of the batch, in all, of streams that came back without a prefill."""
+    came_back: int = 0
+    fixed: dict[str, int] = field(default_factory=dict)
+    """Orders not obeyed because the request cannot be preempted, by reason."""

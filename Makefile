@@ -9,7 +9,7 @@ JS_CLIENT := clients/js
 SOAK_S ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help up doctor test check soak bench-readers bench-burst format clean .browser
+.PHONY: help up doctor test check soak bench-readers bench-burst paper format clean .browser
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
@@ -27,7 +27,8 @@ test: .venv/.dev ## Run all tests (ARGS="tests/unit -k sse" for some)
 
 soak: .venv/.dev ## Preempt at random for ten minutes (SOAK_S=600) and in every configuration, and compare every token
 	@$(BIN)/tokenflow up --prepare
-	@TOKENFLOW_SOAK_S=$(SOAK_S) TOKENFLOW_THOROUGH=1 $(BIN)/pytest -s tests/engine/test_preempt_soak.py tests/engine/test_preempt_equality.py
+	@TOKENFLOW_SOAK_S=$(SOAK_S) TOKENFLOW_THOROUGH=1 $(BIN)/pytest -s tests/engine/test_preempt_soak.py tests/engine/test_preempt_equality.py \
+		tests/engine/test_hicache.py
 
 check: .venv/.dev ## Check style and types
 	$(BIN)/ruff check
@@ -43,6 +44,9 @@ bench-readers: .venv/.dev ## Measure what the gateway knows of its readers (ARGS
 bench-burst: .venv/.dev ## Measure policies on the real engine with readers on sockets (ARGS="--quick" for four minutes)
 	@$(BIN)/tokenflow up --prepare
 	@PYTHONPATH=bench:tests $(BIN)/python -m tokenflow_bench.experiment $(ARGS)
+
+paper: .venv/.dev ## Simulate the paper's set-ups and more, write docs/results.md (ARGS="--section goals" for a part)
+	@PYTHONPATH=bench $(BIN)/python -m tokenflow_bench.paper $(ARGS)
 
 format: .venv/.dev ## Format the code, fix what can be fixed
 	$(BIN)/ruff format

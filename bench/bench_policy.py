@@ -1,9 +1,12 @@
 """What plans cost: `python bench/bench_policy.py`. Milliseconds of CPU time.
 
-`run`: plans as they come in simulation, on an H200 with 512 places whose memory is full, 2,000 people waiting
-and more coming; beside each plan's time, the time per pass of the engine. `shock`: unrelated random views of
-that size, so that each plan turns the whole engine round, which happens once when a policy is switched on.
-`quiet`: nobody waits.
+`steps`: all of what planning adds to a step of the engine, by the plugin's own planner over its table of
+requests: taking in what readers do, making the view, the plan, the orders; nothing where no plan is due
+(`planner.py` says when one is). `view` is what making the view takes of that, `first` the first step after
+the policy was switched on. `run`: plans alone, as they come in simulation, on an H200 with 512 places whose
+memory is full, 2,000 people waiting and more coming; beside each plan's time, the time per pass of the
+engine. `shock`: unrelated random views of that size, so that each plan turns the whole engine round. `quiet`:
+nobody waits.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import numpy as np
 
 from tokenflow_bench.costs import MACHINES
 from tokenflow_bench.people import lognormal_rates
+from tokenflow_bench.planned import planned_steps
 from tokenflow_bench.simulator import simulate
 from tokenflow_bench.views import random_view
 from tokenflow_bench.workload import Workload, normal_lengths
@@ -48,9 +52,20 @@ def main() -> None:
         f"{'policy':<12}{'views':<8}{'plans':>7}{'median':>9}{'p99':>9}{'max':>9}{'per pass':>10}   ms"
     )
     for name in arguments.policies:
+        first, steps = planned_steps(
+            MACHINES["h200"],
+            policy_named(name),
+            running=arguments.running,
+            waiting=arguments.waiting,
+            steps=arguments.steps,
+        )
+        _line(name, "first", first.orders_ms)
+        _line(name, "steps", steps.orders_ms, len(steps.orders_ms))
+        _line(name, "view", steps.views_ms, len(steps.orders_ms))
+    for name in arguments.policies:
         timed = Timed(name, least=arguments.running + arguments.waiting)
         passes = _crowd(timed, arguments.running, arguments.waiting, seconds=arguments.seconds)
-        _report("run", timed, passes)
+        _line(name, "run", timed.times_ms, passes)
     for label, waiting in (("shock", arguments.waiting), ("quiet", 0)):
         rng = np.random.default_rng(1)
         views = [
@@ -60,7 +75,7 @@ def main() -> None:
         for name in arguments.policies:
             timed = Timed(name)
             _plan_all(timed, views)
-            _report(label, timed, None)
+            _line(name, label, timed.times_ms)
 
 
 def _plan_all(timed: Timed, views: Iterable[EngineView]) -> None:
@@ -84,13 +99,11 @@ def _crowd(timed: Timed, running: int, waiting: int, *, seconds: float) -> int:
     return simulate(machine, workload, timed, until_s=seconds).passes
 
 
-def _report(label: str, timed: Timed, passes: int | None) -> None:
-    times = timed.times_ms or [float("nan")]
+def _line(policy: str, label: str, times_ms: Sequence[float], passes: int | None = None) -> None:
+    times = times_ms or [float("nan")]
     median, p99, most = np.percentile(times, [50, 99, 100])
     amortised = f"{sum(times) / passes:>10.3f}" if passes else ""
-    click.echo(
-        f"{timed.name:<12}{label:<8}{len(timed.times_ms):>7}{median:>9.3f}{p99:>9.3f}{most:>9.3f}{amortised}",
-    )
+    click.echo(f"{policy:<12}{label:<8}{len(times):>7}{median:>9.3f}{p99:>9.3f}{most:>9.3f}{amortised}")
 
 
 def _arguments() -> argparse.Namespace:
@@ -98,6 +111,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--running", type=int, default=512)
     parser.add_argument("--waiting", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=10.0, help="of simulated time")
+    parser.add_argument("--steps", type=int, default=400, help="of the planner")
     parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
     return parser.parse_args()
 

@@ -12,9 +12,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from support.browser import find_chromium
-from tokenflow_bench.processes import find_nginx
-
 __all__ = ["describe", "this_command"]
 
 _PACKAGES = ("tokenflow-serving", "aiohttp", "uvicorn", "uvloop", "openai")
@@ -57,6 +54,9 @@ def _versions() -> dict[str, str]:
 
 
 def _browsers() -> dict[str, str]:
+    from support.browser import find_chromium  # of the tests, which an installed package has not
+    from tokenflow_bench.processes import find_nginx
+
     nginx = find_nginx()
     return {
         "chromium": _said([find_chromium(), "--version"]).removeprefix("Chromium ").partition(" ")[0],
@@ -65,6 +65,8 @@ def _browsers() -> dict[str, str]:
 
 
 def _commit() -> str:
+    if not (_ROOT / ".git").exists():
+        return "not from a clone"
     commit = _said(["git", "-C", str(_ROOT), "rev-parse", "--short", "HEAD"])
     changed = _said(["git", "-C", str(_ROOT), "status", "--porcelain", "--untracked-files=no"])
     return f"{commit} and changes" if changed else commit

@@ -15,8 +15,9 @@ import click
 
 from support.real_engine import engine_python
 from tokenflow_bench import environment
+from tokenflow_bench.burst import idle
 from tokenflow_bench.burst.report import page, terminal
-from tokenflow_bench.burst.scenarios import Plan, ablation, burst, pauses
+from tokenflow_bench.burst.scenarios import Comparison, Plan, ablation, burst, measure, pauses, seconds
 from tokenflow_bench.burst.setups import SETUPS
 from tokenflow_bench.load.cli import MAX_LAG_MS
 
@@ -43,6 +44,7 @@ _PARTS = ("quick", "setups", "policies", "loads", "pauses", "ablation", "kv_toke
 @click.option("--load", "loads", type=float, multiple=True, help="Sum of rates / capacity; 0.8 and 1.2.")
 @click.option("--pauses", is_flag=True, help="Instead: every second reader pauses for ten seconds.")
 @click.option("--ablation", is_flag=True, help="Instead: adaptive with parts taken away.")
+@click.option("--idle", is_flag=True, help="Instead: what the plugin costs where nothing is to be scheduled.")
 @click.option("--kv-tokens", type=int, help="The engine's KV memory, instead of looking for the right size.")
 @click.option("--threads", type=click.IntRange(min=1), help="Of the model; by default the set-up's.")
 @click.option("--ttft-target", default=1.0, show_default=True, help="Seconds, of a good stream.")
@@ -59,6 +61,10 @@ _PARTS = ("quick", "setups", "policies", "loads", "pauses", "ablation", "kv_toke
 def main(**given: Any) -> None:
     """Measure, show tables, and write bench/out/*.json and docs/results-burst.md."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # ends engine and gateway, too
+    if given["idle"]:
+        _keep(document := _idle(given))
+        click.echo(f"\n{idle.terminal(document['tables'])}")
+        return
     if given["sources"]:
         document = _joined([json.loads(source.read_text()) for source in given["sources"]])
     else:
@@ -92,9 +98,35 @@ def _measured(given: dict[str, Any]) -> dict[str, Any]:
     document["versions"] |= _engine_versions()
     document |= {"runs": plan.runs, "target_s": plan.target_s, "tables": []}
     scenario = pauses if given["pauses"] else ablation if given["ablation"] else burst
-    for name in given["setups"] or ((_SMALL,) if quick or special else tuple(SETUPS)):
-        document["tables"] += scenario(plan, SETUPS[name])
+    setups = [SETUPS[name] for name in given["setups"] or ((_SMALL,) if quick or special else tuple(SETUPS))]
+    work = [(setup, scenario(plan, setup)) for setup in setups]
+    minutes = sum(seconds(plan, setup, comparisons) for setup, comparisons in work) / 60
+    cases = ", ".join(f"{setup.name}: {_runs_of(comparisons)}" for setup, comparisons in work)
+    _say(f"{plan.runs} rounds of {cases}; about {minutes:.0f} minutes")
+    for setup, comparisons in work:
+        document["tables"] += measure(plan, setup, comparisons)
     return document
+
+
+def _idle(given: dict[str, Any]) -> dict[str, Any]:
+    document = environment.describe(seed=given["seed"], command=_command(), browsers=False)
+    document["versions"] |= _engine_versions()
+    document["tables"] = [
+        table
+        for name in given["setups"] or (_SMALL,)
+        for table in idle.measure(
+            SETUPS[name],
+            pairs=given["runs"] or 10,
+            seed=given["seed"],
+            threads=given["threads"],
+            say=_say,
+        )
+    ]
+    return document
+
+
+def _runs_of(comparisons: Sequence[Comparison]) -> str:
+    return " and ".join(f"{len(each.cases)} cases ({each.title})" for each in comparisons)
 
 
 def _engine_versions() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""An engine in a process of its own that says recorded tokens at a given pace, for ever.
+"""An engine in a process of its own that says recorded tokens at a given pace: `max_tokens`, or for ever.
 
 The events are those of the real engine (`tests/data/transcripts`), the content events over and over, on an
 absolute schedule. ``GET /sent/{model}`` lists when each token of the latest request for that model left.
@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 import click
 import uvloop
@@ -55,7 +56,7 @@ def _content(event: bytes) -> str:
 
 
 class PacedEngine(ReplayEngine):
-    """Answers every chat with the recorded text, `rate` tokens per second, until the client leaves."""
+    """Answers every chat with the recorded text, `rate` tokens per second, as long as it was asked to."""
 
     def __init__(self, *, rate: float, port: int) -> None:
         super().__init__(port=port)
@@ -70,22 +71,22 @@ class PacedEngine(ReplayEngine):
             return _document(self._sent.get(seen.path.removeprefix(_SENT), []))
         if seen.path == "/v1/chat/completions":
             sent = self._sent[seen.script_name] = []
-            return Script(steps=self._say(sent))
+            return Script(steps=self._say(sent, most=seen.json().get("max_tokens")))
         return super().script_for(seen)
 
     async def saw(self, seen: SeenRequest) -> None:
         """Keeps no list of requests: there are too many."""
 
-    def _say(self, sent: list[float]) -> Iterator[Step]:
+    def _say(self, sent: list[float], *, most: int | None) -> Iterator[Step]:
         """Late tokens follow at once, so that the mean pace is kept."""
         yield Send(self._text.opening)
         due = time.monotonic()
-        while True:
-            for event in self._text.tokens:
-                yield Pause(max(due - time.monotonic(), 0.0))
-                yield Send(event)
-                sent.append(time.monotonic())
-                due += self._interval_s
+        for event in islice(cycle(self._text.tokens), most):
+            yield Pause(max(due - time.monotonic(), 0.0))
+            yield Send(event)
+            sent.append(time.monotonic())
+            due += self._interval_s
+        yield Send(b"data: [DONE]\n\n")
 
 
 def _document(value: object) -> Script:

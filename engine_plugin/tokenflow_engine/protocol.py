@@ -18,6 +18,8 @@ not know (the engine restarted) is answered with ``Refused(code="hello_required"
 hello again and repeats ``StreamOpened`` for its live streams. A lost link never ends a stream.
 
 Times are wall-clock seconds since the epoch (``time.time()``), so that they mean the same on two machines.
+Numbers of gateways that nothing can be like (a rate of 0, a weight below 0, what is not finite) are moved to
+the nearest bound as a message is made or decoded: policies divide by them.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from __future__ import annotations
 from typing import Literal
 
 import msgspec
+from msgspec.structs import force_setattr
 
 __all__ = [
     "HEARTBEAT_S",
@@ -32,6 +35,7 @@ __all__ = [
     "PROTOCOL_VERSION",
     "Aborted",
     "Consumption",
+    "Durations",
     "EngineMessage",
     "EngineStats",
     "GatewayMessage",
@@ -60,9 +64,21 @@ LINK_TIMEOUT_S = 3.0
 Reader = Literal["human", "voice", "machine"]
 State = Literal["waiting", "running", "parked", "finished", "aborted"]
 
+_RATES = (0.01, 10_000.0)
+"""Tokens per second that a reader can be thought to read."""
+_WEIGHTS = (0.001, 1000.0)
+_TTFTS_S = (0.001, 3600.0)
+_TOKENS = (0.0, 1e9)
+_TIMES_S = (0.0, 1e11)
+
 
 class ProtocolError(ValueError):
     """Bytes that are no message of this protocol."""
+
+
+def _within(value: float, bounds: tuple[float, float]) -> float:
+    """The nearest value between the bounds; the lower one for NaN."""
+    return min(bounds[1], max(bounds[0], value))
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -107,6 +123,14 @@ class StreamOpened(_Message, frozen=True, tag=True):
     may_park: bool = True
     """Whether its class allows it to be preempted."""
 
+    def __post_init__(self) -> None:
+        force_setattr(self, "at", _within(self.at, _TIMES_S))
+        force_setattr(self, "weight", _within(self.weight, _WEIGHTS))
+        force_setattr(self, "ttft_s", _within(self.ttft_s, _TTFTS_S))
+        rate = self.declared_rate
+        if rate is not None:
+            force_setattr(self, "declared_rate", _within(rate, _RATES) if rate > 0 else None)
+
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where one reader is: `consumed` tokens at time `at`, moving at `rate` tokens per second.
@@ -123,6 +147,21 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rate_high: float
     paused: bool = False
     seq: int = 0
+
+    def __post_init__(self) -> None:
+        slowest, fastest = _RATES
+        if (
+            slowest <= self.rate_low <= self.rate <= self.rate_high <= fastest
+            and _TOKENS[0] <= self.consumed <= _TOKENS[1]
+            and _TIMES_S[0] <= self.at <= _TIMES_S[1]
+        ):
+            return
+        rate = _within(self.rate, _RATES)
+        force_setattr(self, "rate", rate)
+        force_setattr(self, "rate_low", _within(self.rate_low, (slowest, rate)))
+        force_setattr(self, "rate_high", _within(self.rate_high, (rate, fastest)))
+        force_setattr(self, "consumed", _within(self.consumed, _TOKENS))
+        force_setattr(self, "at", _within(self.at, _TIMES_S))
 
 
 class Consumption(_Message, frozen=True, tag=True):
@@ -181,6 +220,8 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Tokens generated and not yet read, where the engine knows its reader."""
     reason: str | None = None
     """Why it is waiting or parked, in the words of `Reason`, where a policy decided that."""
+    offloaded: bool = False
+    """Its KV is in host memory, or on the way there or back."""
 
 
 class StreamStates(_Message, frozen=True, tag=True):
@@ -188,6 +229,15 @@ class StreamStates(_Message, frozen=True, tag=True):
 
     at: float
     states: list[StreamState]
+
+
+class Durations(msgspec.Struct, frozen=True, kw_only=True):
+    """How long things took since the start: a count for each class of length, and the sum."""
+
+    bounds_s: list[float]
+    """Upper ends of the classes, rising. What is longer than all is in one more class."""
+    counts: list[int]
+    sum_s: float
 
 
 class EngineStats(_Message, frozen=True, tag=True):
@@ -205,6 +255,8 @@ class EngineStats(_Message, frozen=True, tag=True):
     """Errors of our own code that the plugin caught since the engine started."""
     policy: str = "fcfs"
     """In force now."""
+    suspended: dict[str, int] = {}
+    """1 for the policy that failed and will be tried again in a while; `policy` schedules until then."""
     offloaded: int = 0
     """Streams whose KV is in host memory, or on its way back. `parked` counts those whose KV is on the
     device.
@@ -219,6 +271,24 @@ class EngineStats(_Message, frozen=True, tag=True):
     many.
     """
     came_back: int = 0
+    return_s: dict[str, Durations] = {}
+    """From the decision to bring a preempted stream back to its first pass, by its way: ``resumed`` (the KV
+    was on the device), ``loaded``, ``recomputed``.
+    """
+    departures: dict[str, int] = {}
+    """Started streams that left the batch since the start, by reason."""
+    stalls: dict[str, int] = {}
+    """Readers who ran dry while their stream was out of the batch, as far as the engine knows them, by the
+    reason for which it was out; and the seconds that they waited.
+    """
+    stall_s: dict[str, float] = {}
+    copy_wait_s: float = 0.0
+    """The scheduler waited for copies; 0 while they may overlap with forward passes."""
+    evicted_tokens: int = 0
+    """KV of streams that had to leave the device, and what of it host memory held already when that was
+    decided.
+    """
+    evicted_synced_tokens: int = 0
     plan_s: float = 0.0
     """Seconds spent planning since the start, in `plans` plans."""
     plans: int = 0
@@ -229,6 +299,10 @@ class EngineStats(_Message, frozen=True, tag=True):
     host_tokens: int = 0
     """KV tokens that host memory has room for, and what is used of it."""
     host_used_tokens: int = 0
+    host_refused: int = 0
+    """1 where there is no host memory for KV because copies to it and back were not exact."""
+    fixed: dict[str, int] = {}
+    """1 for the reason, in words, for which nothing in this engine is ever preempted; empty where it is."""
     synced_share: float = 0.0
     """Of the KV of running and parked streams, the share that host memory holds too."""
 

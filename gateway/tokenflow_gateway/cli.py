@@ -1,13 +1,14 @@
-"""The command line: ``tokenflow up | engine | serve | model pull | doctor``.
+"""The command line: ``tokenflow up | engine | serve | model pull | doctor | bench``.
 
 Imports the standard library, click and `local/` alone, so that it runs in an engine's image too; the
-gateway's web stack is imported by `serve`, when it is called.
+gateway's web stack is imported by `serve`, the benchmarks by their commands, when these are called.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -47,6 +48,13 @@ class OneLineErrors(click.Group):
         except KeyboardInterrupt:
             click.echo("Interrupted. The same command, run again, continues here.", err=True)
             ctx.exit(INTERRUPTED)
+
+
+def _policy(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    """The name is checked here, options after it by the engine."""
+    if value is not None and value.partition(":")[0] not in POLICY_NAMES:
+        raise click.BadParameter(f"{value!r} is not one of {', '.join(POLICY_NAMES)}.")
+    return value
 
 
 model_option = click.option(
@@ -165,10 +173,12 @@ def up(
 )
 @click.option(
     "--policy",
-    type=click.Choice(POLICY_NAMES),
+    metavar="|".join(POLICY_NAMES),
+    callback=_policy,
     envvar="TOKENFLOW_POLICY",
     show_envvar=True,
-    help="Who runs, waits or is parked; can be changed as it runs. Default: the plugin's.",
+    help="Who runs, waits or is parked; can be changed as it runs. Options may follow after a colon: "
+    "adaptive:write_s=0.2. Default: the plugin's.",
 )
 @click.argument("sglang_arguments", nargs=-1, type=click.UNPROCESSED)
 def engine(
@@ -273,6 +283,36 @@ def doctor(*, host: str, port: int, engine_port: int) -> None:
     checks = examine(machine, home=home, device=machine.device(os.environ), places=places)
     click.echo(table(checks))
     sys.exit(1 if any(check.advice for check in checks) else 0)
+
+
+def _bench_command(name: str, target: str, summary: str) -> None:
+    """Register a command of the benchmarks, ``module:command``, which is imported when it is used."""
+
+    @cli.command(
+        name,
+        short_help=summary,
+        add_help_option=False,
+        context_settings={"ignore_unknown_options": True},
+    )
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def command(*, arguments: tuple[str, ...]) -> None:
+        module, _, attribute = target.partition(":")
+        try:
+            found: click.Command = getattr(import_module(module), attribute)
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("tokenflow_") and error.name != "tokenflow_bench":
+                raise
+            raise SetupError(
+                f"tokenflow {name} needs {error.name}: pip install 'tokenflow-serving[bench]'"
+            ) from error
+        found.main(list(arguments), prog_name=f"tokenflow {name}")
+
+
+_bench_command(
+    "bench", "tokenflow_bench.load.cli:bench", "Drive any OpenAI-compatible endpoint with simulated people."
+)
+_bench_command("sim", "tokenflow_bench.sim:sim", "Simulate policies on GPUs.")
+_bench_command("report", "tokenflow_bench.report.cli:report", "Draw a result: one HTML page, PNG plots.")
 
 
 def main() -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tokenflow_engine.protocol import Durations
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.readers.estimator import Source
 from tokenflow_gateway.readers.tally import Look
@@ -171,15 +173,40 @@ class _EngineCollector(Collector):
         ("away_s", "Seconds they were out of the batch, in all."),
         ("written_bytes", "KV copied to host memory."),
         ("loaded_bytes", "KV copied back."),
+        ("host_refused", "1 where host memory stays closed: copies to it were not exact. Should stay 0."),
         ("host_tokens", "KV tokens that host memory has room for."),
         ("host_used_tokens", "KV tokens in host memory."),
         ("synced_share", "Share of the KV on the device that host memory holds too."),
+        ("copy_wait_s", "Seconds in which the scheduler waited for copies: 0 while they may overlap."),
+        ("evicted_tokens", "KV tokens of streams that had to leave the device."),
+        ("evicted_synced_tokens", "Those of them that host memory held already: free to drop."),
+    )
+
+    _LABELLED = (
+        ("preemptions", "kind", "Since the engine's start, by kind."),
+        ("departures", "reason", "Started streams that left the batch since the engine's start, by reason."),
+        (
+            "stalls",
+            "reason",
+            "Readers who ran dry while their stream was out of the batch, by the reason for which it was.",
+        ),
+        (
+            "suspended",
+            "policy",
+            "1 for a policy that failed and is tried again later: first come, first served, until then.",
+        ),
+        (
+            "fixed",
+            "reason",
+            "1 where no stream is ever preempted, by the reason: how the engine was started.",
+        ),
+        ("stall_s", "reason", "Seconds that they waited so, until their stream was back."),
     )
 
     def __init__(self, engines: list[Engine]) -> None:
         self._engines = engines
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         for name, text, value in self._ALWAYS:
             family = GaugeMetricFamily(name, text, labels=["engine"])
             for engine in self._engines:
@@ -191,14 +218,32 @@ class _EngineCollector(Collector):
                 if engine.linked and engine.stats is not None:
                     family.add_metric([engine.name], float(getattr(engine.stats, field)))
             yield family
-        family = GaugeMetricFamily(
-            "tokenflow_engine_preemptions", "Since the engine's start, by kind.", labels=["engine", "kind"]
+        for field, label, text in self._LABELLED:
+            family = GaugeMetricFamily(f"tokenflow_engine_{field}", text, labels=["engine", label])
+            for engine in self._engines:
+                if engine.linked and engine.stats is not None:
+                    for value, count in getattr(engine.stats, field).items():
+                        family.add_metric([engine.name, value], float(count))
+            yield family
+        yield self._returns()
+
+    def _returns(self) -> HistogramMetricFamily:
+        family = HistogramMetricFamily(
+            "tokenflow_engine_return_seconds",
+            "From the decision to bring a preempted stream back to its first pass, by its way back.",
+            labels=["engine", "kind"],
         )
         for engine in self._engines:
             if engine.linked and engine.stats is not None:
-                for kind, count in engine.stats.preemptions.items():
-                    family.add_metric([engine.name, kind], float(count))
-        yield family
+                for kind, durations in engine.stats.return_s.items():
+                    family.add_metric([engine.name, kind], _buckets(durations), sum_value=durations.sum_s)
+        return family
+
+
+def _buckets(durations: Durations) -> list[tuple[str, float]]:
+    """Prometheus' cumulative ones."""
+    ends = [*map(str, durations.bounds_s), "+Inf"]
+    return [(end, float(below)) for end, below in zip(ends, accumulate(durations.counts), strict=True)]
 
 
 class _ReaderTotals(Collector):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,10 +30,18 @@ def tiny_model_path() -> Path:
 
 @pytest.fixture(scope="session")
 def new_engine(tiny_model_path: Path) -> Callable[..., RealEngine]:
-    """Makes engines like `tiny_engine`, not started, with `env` and further `args`."""
+    """Makes engines like `tiny_engine`, not started, with `env` and further `args`.
 
-    def make(*args: str, env: dict[str, str] | None = None) -> RealEngine:
-        return RealEngine(tiny_model_path, args=[*TINY_ARGS, *args], env=env)
+    With `probed`, by `support.probed_launch`.
+    """
+
+    def make(*args: str, env: dict[str, str] | None = None, probed: bool = False) -> RealEngine:
+        given = [*TINY_ARGS, *args]
+        if not probed:
+            return RealEngine(tiny_model_path, args=given, env=env)
+        path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        env = {**(env or {}), "PYTHONPATH": path.rstrip(os.pathsep)}
+        return RealEngine(tiny_model_path, args=given, env=env, module="support.probed_launch")
 
     return make
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 
 from support.completions import StreamedRequest, complete, new_rid
 from support.engine_processes import cpu_s, the_process
+from support.generation import use_policy
 from support.raw_link import RawLink
 from support.real_engine import RealEngine, wait_until
-from tokenflow_engine.protocol import EngineStats, Hello, Welcome
+from tokenflow_engine.protocol import Aborted, EngineStats, Hello, SetPolicy, Welcome
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
@@ -97,6 +100,60 @@ def test_a_hook_that_always_fails_takes_the_plugin_out_and_leaves_a_stock_engine
                 link.next(Welcome, timeout_s=1.0)
         serves_everybody(engine)
         assert idle_share(engine) < 0.3
+
+
+def test_bad_settings_and_bad_messages_cost_themselves_alone(new_engine: Callable[..., RealEngine]):
+    """Host memory of no size; then every second message raises as it is carried out."""
+    env = {"TOKENFLOW_POLICY": "adaptive", "TOKENFLOW_HOST_KV_TOKENS": "abc", "TOKENFLOW_FAULT": "message/2"}
+    with new_engine(env=env) as engine, RawLink(engine.link, secret=engine.secret) as link:
+        link.hello()
+        stats = link.next(EngineStats)
+        assert (stats.policy, stats.host_tokens, stats.hook_errors) == ("adaptive", 0, 0)
+        wait_until(
+            lambda: "no host memory for KV: TOKENFLOW_HOST_KV_TOKENS='abc' is no number" in engine.log(),
+            timeout_s=10.0,
+            what="the log says why",
+        )
+        rids = [new_rid() for _ in range(20)]
+        for rid in rids:
+            link.send(SetPolicy(policy="fcfs"))  # is lost
+            link.close_stream(rid)
+        link.listen_until(
+            lambda: {m.rid for m in link.received if isinstance(m, Aborted)} == set(rids),
+            timeout_s=10.0,
+            what="every stream that was closed is confirmed",
+        )
+        stats = link.next(EngineStats)
+        assert (stats.policy, stats.hook_errors) == ("adaptive", 20)
+        assert caught_in(engine) == {"message"}
+
+
+def test_numbers_that_cannot_be_do_not_stop_a_policy(tiny_engine: RealEngine):
+    with RawLink(tiny_engine.link, secret=tiny_engine.secret) as link, ThreadPoolExecutor(3) as pool:
+        link.hello()
+        use_policy(link, "adaptive")
+        before = link.next(EngineStats)
+        rids = [new_rid() for _ in range(3)]
+        for rid in rids:
+            opened = {"type": "StreamOpened", "rid": rid, "at": 0, "weight": -1.0, "ttft_s": 0.0}
+            link.send_bytes(msgspec.msgpack.encode(opened))
+        body = {"prompt": "x", "max_tokens": 100, "ignore_eos": True}
+        futures = [
+            pool.submit(complete, tiny_engine.base_url, "/v1/completions", body | {"rid": rid})
+            for rid in rids
+        ]
+        for rid, number in zip(rids, (0.0, math.nan, -math.inf), strict=True):
+            link.until_state(rid, "running", "finished")
+            reading = dict.fromkeys(("at", "consumed", "rate", "rate_low", "rate_high"), number)
+            message = {"type": "Consumption", "readings": [{"rid": rid, **reading}]}
+            link.send_bytes(msgspec.msgpack.encode(message))
+        link.listen_until(lambda: all(f.done() for f in futures), timeout_s=60.0, what="all are done")
+        assert [future.result() for future in futures] == [100] * 3
+        stats = link.next(EngineStats)
+        use_policy(link, "fcfs")
+    assert stats.policy == "adaptive"
+    assert (stats.plan_errors, stats.hook_errors) == (before.plan_errors, before.hook_errors)
+    assert stats.plans > before.plans
 
 
 def idle_share(engine: RealEngine, *, for_s: float = 2.0) -> float:

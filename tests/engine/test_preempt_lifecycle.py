@@ -142,6 +142,37 @@ def test_held_streams_make_the_engine_refuse_a_flush(engine: RealEngine, link: R
     assert [answer.tokens for answer in held.answers().values()] == [expected] * 4
 
 
+def test_readers_who_run_dry_while_their_stream_is_held_are_counted(engine: RealEngine, link: RawLink):
+    """Nobody brings these streams back, and what they had generated is read within seconds."""
+    before = link.next(EngineStats)
+    held = HeldStreams(engine, link, names("dry"))
+    held.until_held()
+    waited = link.wait(
+        lambda m: (
+            isinstance(m, EngineStats) and m.stalls.get("ahead", 0) >= before.stalls.get("ahead", 0) + 4
+        ),
+        what="four readers have run dry",
+        timeout_s=30.0,
+    )
+    assert isinstance(waited, EngineStats)
+    assert waited.departures["ahead"] - before.departures.get("ahead", 0) == 4
+    more = link.next(EngineStats)
+    assert more.stall_s["ahead"] > waited.stall_s["ahead"] >= before.stall_s.get("ahead", 0.0)
+    last = {s.rid: s.offloaded for m in link.received if isinstance(m, StreamStates) for s in m.states}
+    assert {rid: last[rid] for rid in names("dry")} == {rid: rid.startswith("hard") for rid in names("dry")}
+    use_policy(link, "fcfs")
+    held.answers()
+    after = link.next(EngineStats)
+    assert after.stalls["ahead"] == waited.stalls["ahead"]
+    again = link.next(EngineStats)
+    assert again.stall_s == after.stall_s  # nobody waits any more
+    counts = {
+        kind: sum(seen.counts) - sum(before.return_s[kind].counts if kind in before.return_s else [0])
+        for kind, seen in after.return_s.items()
+    }
+    assert (counts["resumed"], counts["loaded"]) == (2, 2)
+
+
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 def test_held_streams_are_paused_with_the_engine(engine: RealEngine, link: RawLink, mode: str):
     expected = calm_answer(engine, link, mode)
@@ -197,10 +228,12 @@ def test_an_executor_that_fails_falls_back_to_the_engines_own_way(new_engine: Ca
         expected = generate_all(broken, link, wanted, tag="calm")
         link.send(SetPolicy(policy="chaos"))
         found = generate_all(broken, link, wanted, tag="chaos")
-        stats = link.next(EngineStats)
+        use_policy(link, "fcfs")
+        until_idle(link)
+        stats, log = link.next(EngineStats), broken.log()
     assert [answer.tokens for answer in found] == [answer.tokens for answer in expected]
-    assert stats.policy == "fcfs"
     assert stats.plan_errors > 0
+    assert "policy 'chaos' failed: the engine goes on first come, first served" in log
     assert stats.preemptions["parked"] > 0
     assert (stats.parked, stats.offloaded) == (0, 0)
 

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "engine_plugin"))
 from simulated_cuda import Simulation
 
 from tokenflow_engine.kv.offload import Event, OffloadManager
+from tokenflow_engine.kv.proof import why_not_exact
 from tokenflow_engine.kv.transfer.base import Direction, HostMemoryError, Run, Ticket
 from tokenflow_engine.kv.transfer.cpu import CpuTransfer
 from tokenflow_engine.kv.transfer.rows import PoolRows
@@ -440,6 +441,55 @@ def corrupt_copy(bench: Bench) -> str:
     return failed.error
 
 
+class _Faulty:
+    """A backend that does one thing wrong as it loads."""
+
+    def __init__(self, transfer: Any, fault: str) -> None:
+        self._transfer = transfer
+        self._fault = fault
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transfer, name)
+
+    def submit(self, direction: Direction, slots: Any, runs: Any) -> Ticket:
+        if direction is LOAD and self._fault == "one bit":
+            self._transfer.table[runs[-1].row, -1] ^= 1
+        elif direction is LOAD and self._fault == "other slots":
+            slots = [torch.roll(part, 1) for part in slots]
+        elif direction is LOAD and self._fault == "nothing":
+            direction = WRITE
+        elif direction is LOAD and self._fault == "an error":
+            raise RuntimeError("this backend does not load")
+        return self._transfer.submit(direction, slots, runs)
+
+
+def proof(bench: Bench) -> str:
+    """A backend proves itself on slots that hold afterwards what they held before."""
+    slots, values = bench.slots(64, page=16), bench.kv(1, bench.tokens(64))
+    bench.fill(slots, values)
+    bench.synchronize()
+    for count, host_tokens in ((64, 1024), (64, 40), (1, 16)):
+        transfer = bench.transfer(host_tokens, chunk_bytes=10 * bench.rows.bytes_per_token)
+        why_not = why_not_exact(transfer, bench.rows, slots[:count])
+        assert why_not is None, why_not
+        assert not bench.differ(slots, values), "the proof has left something behind"
+        transfer.close()
+    return "64, 40 and 1 tokens"
+
+
+def faulty_backend(bench: Bench) -> str:
+    slots, values = bench.slots(64, page=16), bench.kv(1, bench.tokens(64))
+    bench.fill(slots, values)
+    bench.synchronize()
+    said = []
+    for fault in ("one bit", "other slots", "nothing", "an error"):
+        why_not = why_not_exact(_Faulty(bench.transfer(1024), fault), bench.rows, slots)
+        assert why_not is not None, f"{fault} goes unnoticed"
+        assert not bench.differ(slots, values), "the proof has left something behind"
+        said.append(why_not)
+    return said[0]
+
+
 def failing_copy(bench: Bench, *, direction: Direction) -> str:
     """A copy that fails is reported, and the next try is sound."""
     transfer = bench.transfer(1024)
@@ -785,6 +835,8 @@ def checks(device: str) -> list[tuple[str, Callable[[Bench], str]]]:
         ("round trip, device pages of 16", bind(round_trip, page=16)),
         ("engine-like loop, device pages of 1", bind(engine_like, page=1)),
         ("engine-like loop, device pages of 16", bind(engine_like, page=16)),
+        ("a backend proves itself", proof),
+        ("a faulty backend does not", faulty_backend),
         ("corrupt host copy is not loaded", corrupt_copy),
         ("failing write is reported", bind(failing_copy, direction=WRITE)),
         ("failing load is reported", bind(failing_copy, direction=LOAD)),

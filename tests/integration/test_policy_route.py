@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from support import scenarios
-from support.gateway import eventually, running_gateway
+from support.gateway import RunningGateway, eventually, running_gateway
 from support.replay_engine import ReplayEngine, Script, Send
 from tokenflow_engine.control.endpoint import default_endpoint, link_secret
 from tokenflow_engine.control.server import LinkServer
-from tokenflow_engine.protocol import PROTOCOL_VERSION, EngineStats, SetPolicy, Welcome
+from tokenflow_engine.protocol import PROTOCOL_VERSION, Durations, EngineStats, SetPolicy, Welcome
 
 WELCOME = Welcome(
     version=PROTOCOL_VERSION,
@@ -32,6 +34,11 @@ STATS = EngineStats(
     generated_total=0,
     offloaded=2,
     preemptions={"parked": 3},
+    fixed={"HiSparse": 1},
+    departures={"paused": 2, "ahead": 1},
+    stalls={"ahead": 1},
+    stall_s={"ahead": 0.25},
+    return_s={"loaded": Durations(bounds_s=[0.1, 1.0], counts=[4, 2, 1], sum_s=3.5)},
 )
 
 
@@ -55,15 +62,16 @@ async def test_a_policy_is_passed_on_and_shown_once_it_is_in_force() -> None:
             assert (await gateway.client.post("/admin/engines/x/policy", json={})).status_code == 422
             nowhere = await gateway.client.post("/admin/engines/x/policy", json={"policy": "fcfs"})
             assert nowhere.status_code == 404
-            taken = await gateway.client.post(path, json={"policy": "adaptive"})
-            assert (taken.status_code, taken.json()) == (202, {"policy": "adaptive"})
             heard: list[object] = []
 
-            def has_come() -> bool:
+            def has_come(spelling: str) -> bool:
                 heard.extend(delivery.message for delivery in link.receive(limit=10))
-                return SetPolicy(policy="adaptive") in heard
+                return SetPolicy(policy=spelling) in heard
 
-            await eventually(has_come, "the engine was told")
+            for spelling in ("adaptive", "adaptive:offload=0"):
+                taken = await gateway.client.post(path, json={"policy": spelling})
+                assert (taken.status_code, taken.json()) == (202, {"policy": spelling})
+                await eventually(partial(has_come, spelling), "the engine was told")
             link.stats = msgspec.structs.replace(STATS, policy="adaptive")
             await eventually(
                 lambda: engine_of_gateway.stats is not None and engine_of_gateway.stats.policy == "adaptive",
@@ -77,5 +85,21 @@ async def test_a_policy_is_passed_on_and_shown_once_it_is_in_force() -> None:
             )
             assert gateway.metric("tokenflow_engine_preemptions", engine=name, kind="parked") == 3.0
             assert gateway.metric("tokenflow_engine_offloaded", engine=name) == 2.0
+            _preemption_is_exported(gateway, name)
+            assert shown["fixed"] == "HiSparse"
+            assert gateway.metric("tokenflow_engine_fixed", engine=name, reason="HiSparse") == 1.0
         finally:
             link.close()
+
+
+def _preemption_is_exported(gateway: RunningGateway, engine: str) -> None:
+    """What `STATS` says, in Prometheus' words; buckets are cumulative."""
+    assert gateway.metric("tokenflow_engine_departures", engine=engine, reason="paused") == 2.0
+    assert gateway.metric("tokenflow_engine_stalls", engine=engine, reason="ahead") == 1.0
+    assert gateway.metric("tokenflow_engine_stall_s", engine=engine, reason="ahead") == 0.25
+    buckets = {
+        end: gateway.metric("tokenflow_engine_return_seconds_bucket", engine=engine, kind="loaded", le=end)
+        for end in ("0.1", "1.0", "+Inf")
+    }
+    assert buckets == {"0.1": 4.0, "1.0": 6.0, "+Inf": 7.0}
+    assert gateway.metric("tokenflow_engine_return_seconds_sum", engine=engine, kind="loaded") == 3.5

@@ -9,7 +9,7 @@ import numpy as np
 
 from tokenflow_bench.costs import MACHINES, Machine
 from tokenflow_bench.views import IdleCopies
-from tokenflow_engine.policy.base import EngineView, Phase, Place, Plan
+from tokenflow_engine.policy.base import EngineView, Phase, Place, Plan, Reason
 from tokenflow_engine.policy.rows import paged
 
 NOW = 100.0
@@ -117,7 +117,8 @@ def _check_rows(view: EngineView, plan: Plan) -> None:
     for row in plan.park + plan.evict + plan.write:
         assert view.may_park[row], "fixed rows are not touched"
     waiting = set(np.flatnonzero(view.phase == Phase.WAITING).tolist())
-    assert set(listed) | waiting <= plan.reasons.keys(), "everything has a reason"
+    assert set(listed) <= plan.reasons.keys(), "everything has a reason"
+    assert waiting <= plan.reasons.keys() or plan.why_waiting != Reason.NONE, "who waits is told why"
 
 
 def _check_places(view: EngineView, plan: Plan) -> None:

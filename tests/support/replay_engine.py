@@ -152,7 +152,7 @@ class ReplayEngine:
 
     async def __aenter__(self) -> Self:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._accept, "127.0.0.1", self._port)
+        self._server = await loop.create_server(self._accept, "127.0.0.1", self._port, backlog=2048)
         self._port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from tokenflow_engine.control.streams import ReaderView
 from tokenflow_engine.policy.base import EngineView
 from tokenflow_engine.sglang.table import Device, Table
 
-__all__ = ["DEVICE", "READER", "FakeRequest", "FlatCosts", "arrive", "new_table", "view_of"]
+__all__ = ["DEVICE", "READER", "FakeRequest", "FlatCosts", "SameReaders", "arrive", "new_table", "view_of"]
 
 DEVICE = Device(
     kv_tokens=4096,
@@ -34,12 +35,23 @@ class FakeRequest:
     sampling_params: Any = field(default_factory=lambda: SimpleNamespace(max_new_tokens=50))
 
 
-def new_table(*, parkable: bool = True) -> Table:
-    return Table(may_park=lambda _req: parkable, held_tokens=lambda _req: 48, synced_tokens=lambda _rid: 100)
+def new_table(*, parkable: bool = True, shared_tokens: Callable[[Any], int] = lambda _req: 16) -> Table:
+    """Each request shares its first page of 16 tokens with others, and host memory holds 100 of each."""
+    return Table(may_park=lambda _req: parkable, shared_tokens=shared_tokens, synced_tokens=lambda _rid: 100)
 
 
 def view_of(table: Table, *, now: float = 10.0) -> tuple[EngineView, list[str]]:
-    return table.view(now=now, device=DEVICE, costs=FlatCosts(), reader=lambda _rid, _now: READER)
+    return table.view(now=now, device=DEVICE, costs=FlatCosts())
+
+
+class SameReaders:
+    """All requests are read by `READER`, and nothing changes that."""
+
+    def reader(self, _rid: str, _now: float) -> ReaderView:
+        return READER
+
+    def take_changed_readers(self) -> Iterable[str]:
+        return ()
 
 
 class FlatCosts:
@@ -62,3 +74,4 @@ def arrive(table: Table, *rids: str) -> None:
     for i, rid in enumerate(rids):
         table.arrived(rid, prompt=7, max_output=99, now=float(i))
         table.known(FakeRequest(rid))
+        table.read_by(rid, READER, now=float(i))

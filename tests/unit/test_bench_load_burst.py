@@ -6,22 +6,20 @@ import os
 import random
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tokenflow_bench.burst.capacity import middle_rate
 from tokenflow_bench.burst.cores import Cores, pin, pin_engine
 from tokenflow_bench.burst.deployment import parse_counters
-from tokenflow_bench.burst.report import ratio, table_of
+from tokenflow_bench.burst.report import table_of
 from tokenflow_bench.burst.setups import SETUPS
+from tokenflow_bench.burst.targets import ratio
 from tokenflow_bench.burst.turns import turns
 from tokenflow_bench.load.asks import asks_of, prompt_text
 from tokenflow_bench.load.log import StreamLog
-from tokenflow_bench.load.reading import Person
-from tokenflow_bench.trace import read_trace
+from tokenflow_bench.reading import Person
 
 
 def test_each_round_begins_with_another_case() -> None:
@@ -62,32 +60,6 @@ def test_texts_share_no_prefix_and_have_their_length() -> None:
     assert len({text.split()[0] for text in texts}) == 3
 
 
-def test_azure_trace(tmp_path: Path) -> None:
-    path = tmp_path / "azure.csv"
-    path.write_text(
-        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-        "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9305900,396,109\n"
-        "2023-11-16 18:16:50,1,0\n"
-    )
-    arrived, prompt, output = read_trace(path, limit=9, faster=2.0)
-    np.testing.assert_allclose(arrived, [0, 2.125], atol=1e-6)
-    assert (prompt.tolist(), output.tolist()) == ([374, 396], [44, 109])
-
-
-def test_burstgpt_trace(tmp_path: Path) -> None:
-    path = tmp_path / "burst.csv"
-    path.write_text("Timestamp,Model,Request tokens,Response tokens\n5,ChatGPT,472,18\n45,GPT-4,10,20\n")
-    arrived, prompt, output = read_trace(path, limit=1)
-    assert (arrived.tolist(), prompt.tolist(), output.tolist()) == ([0], [472], [18])
-
-
-def test_other_files_are_no_traces(tmp_path: Path) -> None:
-    path = tmp_path / "other.csv"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="no column"):
-        read_trace(path, limit=1)
-
-
 def test_ratios_are_within_rounds() -> None:
     """0.5, 2 and 1 times stock of the same round: the median is 1, not that of the medians (4 / 2)."""
     assert ratio([1.0, 8.0, 4.0], [2.0, 4.0, 4.0]) == 1.0
@@ -109,7 +81,7 @@ def test_table_has_ratios_against_stock() -> None:
     line = next(line for line in shown.splitlines() if line.startswith("TTFT, p99"))
     assert "6.00 (4.00 to 8.00)" in line
     assert "2.50 (1.00 to 4.00), x0.38" in line
-    assert "parked, KV kept" in shown
+    assert "preempted" in shown
     assert "after the pause" not in shown
 
 
@@ -126,6 +98,37 @@ def test_counters_of_the_engine() -> None:
         "tokenflow_engine_preemptions_total{parked}": 3.0,
         "tokenflow_engine_written_bytes_total": 1.5e6,
         "tokenflow_engine_hook_errors": 0.0,
+    }
+
+
+def test_what_preemption_came_to_is_shown() -> None:
+    """8 returns from host memory in 4 s, one of them longer than a second; 3 of 4 tokens were synced."""
+    text = "".join(
+        f"{line}\n"
+        for line in (
+            'tokenflow_engine_return_seconds_bucket{engine="e",kind="loaded",le="0.5"} 6.0',
+            'tokenflow_engine_return_seconds_bucket{engine="e",kind="loaded",le="1.0"} 7.0',
+            'tokenflow_engine_return_seconds_bucket{engine="e",kind="loaded",le="+Inf"} 8.0',
+            'tokenflow_engine_return_seconds_count{engine="e",kind="loaded"} 8.0',
+            'tokenflow_engine_return_seconds_sum{engine="e",kind="loaded"} 4.0',
+            'tokenflow_engine_stalls{engine="e",reason="ahead"} 2.0',
+            'tokenflow_engine_stalls{engine="e",reason="memory"} 1.0',
+            'tokenflow_engine_stall_s{engine="e",reason="ahead"} 0.5',
+            'tokenflow_engine_evicted_tokens{engine="e"} 4000.0',
+            'tokenflow_engine_evicted_synced_tokens{engine="e"} 3000.0',
+        )
+    )
+    figures: dict[str, Any] = {"after_pause": None}
+    run = {"figures": figures, "engine": parse_counters(text), "driver": {"lag_p99_ms": 1, "cpu_share": 0.1}}
+    shown = table_of({"cases": {"adaptive": [run]}}).rows
+    assert dict(map(tuple, shown)) == {  # type: ignore[arg-type]
+        "of what had to leave, in host memory already, %": "75",
+        "back from host memory, mean, ms": "500",
+        "returns that took over a second": "1",
+        "readers dry while preempted, as the engine sees it": "3",
+        "their waiting, s": "0.5",
+        "driver: lag, p99, ms": "1.0",
+        "driver: CPU, % of a core": "10",
     }
 
 

@@ -15,7 +15,7 @@ from support.replay_engine import Close, Headers, Hold, Never, Pause, ReplayEngi
 from support.scenarios import recordings
 from tokenflow_bench.load.driver import Ask, Client, drive
 from tokenflow_bench.load.overhead import Overhead, OverheadMeter
-from tokenflow_bench.load.reading import Person
+from tokenflow_bench.reading import Person
 
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -72,7 +72,9 @@ async def test_late_server_counts_from_the_schedule() -> None:
         gate.set()
         run = await running
     first, second = run.logs
+    assert first.begun_s is not None
     assert first.sent_s is not None
+    assert first.due_s <= first.begun_s <= first.sent_s
     assert second.sent_s is not None
     assert second.sent_s - first.sent_s >= 0.04
     assert first.token_s[0] - first.due_s >= second.token_s[0] - second.due_s

@@ -59,7 +59,13 @@ class FakeDrive:
             )
             for index, ask in enumerate(asks)
         ]
-        return Drive(logs=logs, horizon_s=9, overhead=next(self.overheads), report_statuses={200: 3})
+        return Drive(
+            logs=logs,
+            start_s=0.0,
+            horizon_s=9,
+            overhead=next(self.overheads),
+            report_statuses={200: 3},
+        )
 
 
 def run(

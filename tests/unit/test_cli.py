@@ -75,20 +75,35 @@ def test_engine_without_an_engine_is_one_line(tmp_path: Path):
     )
 
 
-def test_engine_replaces_itself_with_sglang_and_hands_over_arguments(tmp_path: Path):
-    """A stand-in for the engine's interpreter shows what it was called with."""
-    python = tmp_path / "engine" / "bin" / "python"
+def stand_in_for_the_engine(home: Path, script: str) -> None:
+    """An interpreter of the engine's environment that does something else."""
+    python = home / "engine" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
-    stamps = tmp_path / "engine" / ".tokenflow-stamps"
+    stamps = home / "engine" / ".tokenflow-stamps"
     stamps.mkdir()
     (stamps / "plugin").touch()
+
+
+def test_engine_replaces_itself_with_sglang_and_hands_over_arguments(tmp_path: Path):
+    """A stand-in for the engine's interpreter shows what it was called with."""
+    stand_in_for_the_engine(tmp_path, 'echo "$@"')
     arguments = ["engine", "--model", "some/name", "--port", "39999", "--", "--max-total-tokens", "64"]
     done = tokenflow(*arguments, home=tmp_path, TOKENFLOW_DEVICE="cpu")
     assert done.returncode == 0
     assert done.stdout.startswith("-m tokenflow_engine.sglang.launch --model-path some/name --host 127.0.0.1")
     assert done.stdout.endswith("--max-total-tokens 64\n")
+
+
+def test_a_policy_may_have_options_and_must_have_a_known_name(tmp_path: Path):
+    stand_in_for_the_engine(tmp_path, 'echo "$TOKENFLOW_POLICY"')
+    command = ["engine", "--model", "some/name", "--port", "39999"]
+    done = tokenflow(*command, "--policy", "adaptive:write_s=0", home=tmp_path, TOKENFLOW_DEVICE="cpu")
+    assert (done.returncode, done.stdout) == (0, "adaptive:write_s=0\n")
+    done = tokenflow(*command, home=tmp_path, TOKENFLOW_DEVICE="cpu", TOKENFLOW_POLICY="fifo:write_s=0")
+    assert done.returncode == 2
+    assert "'fifo:write_s=0' is not one of adaptive, andes, fcfs, tokenflow." in done.stderr
 
 
 def test_doctor_exits_with_one_when_something_blocks(tmp_path: Path):

@@ -25,7 +25,7 @@ class Pass:
     def __init__(self, *, streams: int, tokens: int, is_prefill: bool = False) -> None:
         self.reqs = [None] * streams
         self.extend_num_tokens = tokens
-        self.seq_lens_cpu: Any = SimpleNamespace(sum=lambda: tokens)
+        self.seq_lens_cpu: Any = SimpleNamespace(tolist=lambda: [tokens])
         self.forward_mode = SimpleNamespace(is_extend=lambda: is_prefill)
 
 

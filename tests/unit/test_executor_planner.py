@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from support.tables import DEVICE, READER, FlatCosts, arrive, new_table
+from support.tables import DEVICE, FlatCosts, SameReaders, arrive, new_table
 from tokenflow_engine.control.orders import STOCK, Orders
 from tokenflow_engine.policy.base import EngineView, Phase, Place, Plan, Policy, Reason
 from tokenflow_engine.policy.chaos import Chaos
@@ -32,13 +32,27 @@ class Scripted:
         return answer
 
 
+class Flaky:
+    """Fails at these times."""
+
+    name = "flaky"
+
+    def __init__(self, bad: set[float]) -> None:
+        self.bad = bad
+
+    def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
+        if view.now in self.bad:
+            raise RuntimeError("no")
+        return Plan()
+
+
 def new_planner(policy: Policy, table: Table | None = None) -> Planner:
     return Planner(
         policy,
         table=table or new_table(),
         costs=FlatCosts(),
         device=lambda: DEVICE,
-        reader=lambda _rid, _now: READER,
+        readers=SameReaders(),
     )
 
 
@@ -95,10 +109,60 @@ def test_a_plan_that_the_view_does_not_allow_is_the_last_of_its_policy(plan: Pla
     assert (planner.errors, planner.policy.name) == (1, "fcfs")
 
 
-def test_a_policy_that_raises_is_replaced_by_the_engines_own_order():
-    planner = new_planner(Scripted(RuntimeError("no")), populated())
-    assert planner.orders(2.0) == STOCK
-    assert isinstance(planner.policy, FCFS)
+def test_a_policy_that_raises_is_suspended_and_tried_again_afresh():
+    planner = new_planner(Scripted(RuntimeError("no"), Plan(), Plan()), populated())
+    tries: list[float] = []
+    for now in range(2, 40):
+        errors = planner.errors
+        planner.orders(float(now))
+        if planner.errors > errors:
+            tries.append(now)
+            assert isinstance(planner.policy, FCFS)
+            assert planner.suspended == "scripted"
+    assert tries == [2, 3, 5, 9, 17, 33]  # each time the copy's first plan fails, as the first one's did
+    planner.use(FCFS())
+    assert planner.suspended is None
+
+
+def test_a_policy_that_works_again_stays_and_may_fail_soon_again():
+    planner = new_planner(Flaky(bad={2.0, 700.0}), populated())
+    for now, suspended, name in (
+        (2.0, "flaky", "fcfs"),
+        (2.9, "flaky", "fcfs"),
+        (3.0, None, "flaky"),
+        (4.0, None, "flaky"),
+        (700.0, "flaky", "fcfs"),
+        (701.0, None, "flaky"),
+    ):
+        planner.note()
+        planner.orders(now)
+        assert (planner.suspended, planner.policy.name) == (suspended, name), now
+    assert planner.errors == 2
+
+
+def test_orders_that_could_not_be_carried_out_suspend_their_policy_too():
+    planner = new_planner(Scripted(Plan(), Plan()), populated())
+    assert planner.orders(2.0) is not None
+    planner.failed(2.5)
+    assert (planner.errors, planner.policy.name, planner.suspended) == (1, "fcfs", "scripted")
+    assert planner.orders(2.6) is not None  # from the last resort
+    planner.orders(3.5)
+    assert (planner.policy.name, planner.suspended) == ("scripted", None)
+    planner.use(FCFS())
+    planner.failed(4.0)
+    assert (planner.errors, planner.policy.name, planner.suspended) == (2, "fcfs", None)
+    assert planner.orders(4.1) is not None
+
+
+def test_what_fails_for_every_policy_is_not_tried_at_every_step():
+    table = populated()
+    planner = Planner(
+        Scripted(Plan()), table=table, costs=FlatCosts(), device=lambda: 1 // 0, readers=SameReaders()
+    )
+    for step in range(1000):
+        planner.note()
+        assert planner.orders(2.0 + step / 100) in (None, STOCK)
+    assert planner.errors < 10
 
 
 def test_plans_are_made_on_events_and_when_they_run_out():

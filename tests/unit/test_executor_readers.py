@@ -78,3 +78,13 @@ def test_a_stream_runs_while_any_of_its_requests_does():
     assert [update.state for update in book.take_updates(now=0.0)] == ["running"]
     book.moved("a_1of2", "waiting")
     assert [update.state for update in book.take_updates(now=0.0)] == ["parked"]
+
+
+def test_a_stream_is_off_the_device_while_its_request_is():
+    book = opened_book()
+    book.arrived("a", now=0.0)
+    seen = []
+    for state, offloaded in (("running", False), ("parked", False), ("parked", True), ("running", False)):
+        book.moved("a", state, offloaded=offloaded)  # type: ignore[arg-type]
+        seen += [(update.state, update.offloaded) for update in book.take_updates(now=0.0)]
+    assert seen == [("running", False), ("parked", False), ("parked", True), ("running", False)]

@@ -24,6 +24,8 @@ COMMON = [
     "round trip, device pages of 16",
     "engine-like loop, device pages of 1",
     "engine-like loop, device pages of 16",
+    "a backend proves itself",
+    "a faulty backend does not",
     "corrupt host copy is not loaded",
     "failing write is reported",
     "failing load is reported",

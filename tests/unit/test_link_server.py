@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -301,6 +302,16 @@ def test_a_socket_in_a_directory_that_is_not_there_is_an_error_that_says_what_to
 ):
     with pytest.raises(EndpointError, match="name another endpoint in TOKENFLOW_LINK"):
         serve(f"ipc://{tmp_path}/absent/link")
+
+
+def test_a_server_that_never_started_leaves_nothing_behind(serve: Callable[..., LinkServer], tmp_path: Path):
+    endpoint = f"ipc://{tmp_path}/link"
+    unused = LinkServer(endpoint, secret=SECRET, welcome=WELCOME, stats=IDLE)
+    bell = unused.for_scheduler.fileno()
+    unused.close()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(bell)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_socket_of_an_engine_that_has_ended_is_free(serve: Callable[..., LinkServer], tmp_path: Path):

@@ -101,3 +101,10 @@ def test_the_device_that_was_asked_for_decides(arguments: list[str], is_cpu: boo
 def test_cpu_defaults_never_override_what_was_given():
     given = ["--model-path", "m", "--attention-backend=intel_amx", "--device", "cpu"]
     assert cpu_compat.cpu_arguments(given) == [*given, "--sleep-on-idle"]
+
+
+def test_hicache_on_a_cpu_gets_the_layout_that_works_there():
+    given = ["--device", "cpu", "--attention-backend", "torch_native", "--sleep-on-idle"]
+    wanted = [*given, "--enable-hierarchical-cache", "--hicache-mem-layout=page_first"]
+    assert cpu_compat.cpu_arguments(wanted) == [*wanted, "--hicache-io-backend", "direct"]
+    assert cpu_compat.cpu_arguments(given) == given

@@ -16,6 +16,9 @@ from tokenflow_engine.policy.registry import policy_named
 RUNNING, WAITING, OFFLOADED, PARKED = Phase.RUNNING, Phase.WAITING, Phase.OFFLOADED, Phase.PARKED
 
 
+INFINITY = float("inf")
+
+
 def plan_of(view: EngineView, **options: Any) -> Plan:
     plan = policy_named("adaptive", **options).plan(view, names(view))
     check(view, plan)
@@ -62,6 +65,25 @@ def test_who_has_just_come_stays() -> None:
     """Hysteresis: the stream that is ahead most came a moment ago."""
     plan = plan_of(view_of(ahead(5), ahead(20, since=0.1), Row(phase=WAITING, context=100)))
     assert plan.evict == [0]
+
+
+def test_who_has_just_come_back_goes_last() -> None:
+    """To leave again would be thrash; but if nobody else can, a reader who runs dry does not wait for it."""
+    dry = Row(phase=OFFLOADED, generated=200, buffered=0, context=100, since=1.0)
+    view = view_of(ahead(20, since=0.8), ahead(5), dry)
+    assert plan_of(view).evict == [0]
+    assert plan_of(replace(view, preemptions=np.array([1, 0, 0]))).evict == [1]
+    alone = view_of(ahead(20, since=0.8), dry)
+    assert plan_of(replace(alone, preemptions=np.array([1, 0]))).evict == [0]
+
+
+def test_newcomers_need_victims_further_ahead_than_who_has_begun() -> None:
+    """Newcomers would take all who are a little ahead, and those who run dry would find nobody."""
+    dry = Row(phase=OFFLOADED, generated=200, buffered=0, context=100, since=1.0)
+    newcomer = Row(phase=WAITING, context=100, waited=0)
+    assert plan_of(view_of(ahead(1.5), dry), ahead_new_s=2.0).evict == [0]
+    assert plan_of(view_of(ahead(1.5), newcomer), ahead_new_s=2.0).evict == []
+    assert plan_of(view_of(ahead(1.5), newcomer), ahead_new_s=0.5).evict == [0], "negative control"
 
 
 def test_synced_streams_go_first_among_equals() -> None:
@@ -141,7 +163,7 @@ def test_demand_beyond_capacity_is_refused() -> None:
     newcomer = Row(phase=WAITING, context=600, rate=25.0, waited=0)
     plan = plan_of(view_of(*rows, newcomer, free=5_000, mean_output=2000.0))
     assert plan.admit == []
-    assert plan.reasons[60] == Reason.OVERLOAD
+    assert plan.why_waiting == Reason.OVERLOAD
     fewer = plan_of(view_of(*rows[:20], newcomer, free=5_000, mean_output=2000.0))
     assert fewer.admit == [20]
 
@@ -153,7 +175,7 @@ def test_in_overload_a_heavier_class_still_comes_in() -> None:
     economy = Row(phase=WAITING, context=600, rate=25.0, waited=2.0)
     plan = plan_of(view_of(*rows, economy, premium, mean_output=2000.0))
     assert plan.admit == [61]
-    assert plan.reasons[60] == Reason.OVERLOAD
+    assert plan.why_waiting == Reason.OVERLOAD
 
 
 def test_passes_are_no_longer_than_the_tightest_reader_can_bear() -> None:
@@ -164,7 +186,7 @@ def test_passes_are_no_longer_than_the_tightest_reader_can_bear() -> None:
     nobody = plan_of(view_of(newcomer, free=5_000)).prefill_tokens
     assert tight is not None
     assert calm is not None
-    assert 16 <= tight < 500 < calm
+    assert 16 <= tight < 600 < calm
     assert nobody is None
 
 
@@ -180,6 +202,80 @@ def test_streams_far_ahead_are_parked_when_steps_are_too_long_for_a_reader() -> 
     assert plan.evict == []
     assert 20 not in plan.park
     assert plan_of(view_of(*rows, machine=slow, free=4_096)).park == [], "nobody is tight"
+
+
+def test_nobody_is_parked_for_shorter_steps_that_make_too_few_tokens() -> None:
+    """All are to read soon, and the whole batch is just fast enough: a smaller one would let all run dry."""
+    slow = MACHINES["laptop-smollm2"]
+    rows = [Row(phase=RUNNING, generated=200, rate=4.8, buffered=6, context=160) for _ in range(20)]
+    tight = Row(phase=RUNNING, generated=200, rate=5.0, buffered=0.5)
+    view = view_of(*rows, tight, machine=slow, free=4_096)
+    assert plan_of(view).park == []
+    assert plan_of(view, catch_up_s=1.0).park, "negative control: only what is read at once counts"
+
+
+def _begun(*, late_s: float = 0.0, text_s: float = 0.2, **values: Any) -> list[Row]:
+    """One who has just begun, on a slow engine, and three who wait for their first token."""
+    begun = Row(phase=RUNNING, generated=10, rate=5.0, buffered=5.0 * text_s, context=80)
+    newcomer = Row(phase=WAITING, context=75, rate=5.0, waited=1.0 + late_s, **values)
+    return [begun, newcomer, newcomer, newcomer]
+
+
+def _slow(rows: list[Row], **engine: Any) -> EngineView:
+    return view_of(*rows, machine=MACHINES["laptop-smollm2"], free=2_000, **engine)
+
+
+def test_who_has_just_begun_gets_a_lead_before_others_are_prefilled() -> None:
+    """A prefill takes longer than it has to read, and steps are twice as fast as it reads."""
+    waits = plan_of(_slow(_begun()))
+    assert waits.admit == []
+    assert waits.next_at < NOW + 0.3
+    assert plan_of(_slow(_begun(text_s=2.0))).admit, "its lead pays for a pass"
+    assert plan_of(_slow(_begun()), lead_s=0.0).admit, "negative control"
+
+
+def test_newcomers_do_not_wait_for_a_lead_for_ever() -> None:
+    """Nor where decoding goes on in the same pass, nor for a reader as fast as the engine."""
+    assert plan_of(_slow(_begun(late_s=2.0))).admit == []
+    assert plan_of(_slow(_begun(late_s=3.5))).admit
+    assert plan_of(_slow(_begun(), mixed=True)).admit
+    rows = [replace_row(row, rate=20.0) for row in _begun()]
+    assert plan_of(_slow(rows), no_lead_share=INFINITY).admit
+
+
+def test_a_heavier_class_does_not_wait_for_the_lead_of_a_lighter_one() -> None:
+    assert plan_of(_slow(_begun(weight=4.0))).admit
+
+
+def test_who_has_no_token_yet_but_is_prefilled_counts_as_a_reader() -> None:
+    begun, *newcomers = _begun()
+    first = replace_row(begun, generated=0, buffered=0.0, waited=0.2)
+    assert plan_of(_slow([first, *newcomers])).admit == []
+
+
+def test_those_who_come_together_begin_together() -> None:
+    """While nobody reads, as many as can have their first token in time: none runs dry meanwhile."""
+    newcomers = [Row(phase=WAITING, context=75, rate=5.0, waited=0.0) for _ in range(9)]
+    at_once = plan_of(_slow(newcomers, kv_tokens=1_000)).admit
+    late = [replace_row(row, waited=2.0) for row in newcomers]
+    assert len(at_once) > len(plan_of(_slow(late, kv_tokens=1_000)).admit) > 0
+
+
+def test_a_pass_takes_whole_prompts_where_it_can() -> None:
+    """What is left of one would be a pass of its own, made at once whatever readers can bear then."""
+    plan = plan_of(_slow(_begun(text_s=0.7)))
+    assert plan.prefill_tokens is not None
+    fit = plan.prefill_tokens // 75
+    assert 1 <= fit < 3
+    assert len(plan.admit) == fit
+
+
+def test_a_prompt_longer_than_what_is_let_in_ahead_still_comes_in() -> None:
+    reader = Row(phase=RUNNING, generated=100, rate=5.0, buffered=50, context=80)
+    plan = plan_of(_slow([reader, Row(phase=WAITING, context=300, rate=5.0, waited=0.5)]))
+    assert plan.prefill_tokens is not None
+    assert plan.prefill_tokens > 300, "it would fit into one pass, which takes 0.65 s"
+    assert plan.admit == [1]
 
 
 def test_patient_machines_take_what_is_left_and_in_the_end_a_place() -> None:
@@ -211,25 +307,104 @@ def test_nothing_is_written_ahead_while_there_is_room() -> None:
 
 
 def test_newcomers_come_in_as_they_come_where_all_fit_to_their_ends() -> None:
-    """The engine is too slow for all of them, but to keep some out would make room for nobody."""
+    """The engine is too slow for all of them, but to keep some out would make room for nobody.
+
+    One pass at a time: a plan follows each.
+    """
     slow = MACHINES["laptop-smollm2"]
     rows = [Row(phase=RUNNING, generated=10, rate=10.0, context=70) for _ in range(12)]
+    rows[0] = replace_row(rows[0], rate=1.0)
     newcomers = [Row(phase=WAITING, context=60, rate=10.0, waited=0) for _ in range(2)]
     roomy = plan_of(view_of(*rows, *newcomers, machine=slow, free=16_000))
-    assert roomy.admit == [12, 13]
+    assert roomy.admit == [12]
     scarce = plan_of(view_of(*rows, *newcomers, machine=slow, free=3_000))
     assert scarce.admit == []
 
 
-def test_a_very_long_load_queue_makes_recomputing_faster() -> None:
-    class Busy(type(view_of(ahead(1)).costs)):  # type: ignore[misc]
-        def load_s(self, tokens: float) -> float:
-            return 5.0 + super().load_s(tokens)
+def _as_fast_as_the_engine(rate: float = 3.0, **values: Any) -> EngineView:
+    """Sixteen who come together, and all fit to their ends; four have begun."""
+    begun = Row(phase=RUNNING, generated=5, buffered=1, rate=rate, context=65, **values)
+    newcomer = Row(phase=WAITING, context=60, rate=rate, waited=0.5, **values)
+    return view_of(
+        *[begun] * 4, *[newcomer] * 12, machine=MACHINES["laptop-smollm2"], free=16_000, mean_output=120.0
+    )
 
+
+def test_where_nobody_gets_a_lead_the_engine_keeps_its_own_order() -> None:
+    """Nothing is gained by holding newcomers back, and they would wait longer for their first token."""
+    speed = 1 / MACHINES["laptop-smollm2"].decode_s(16, 16 * 120.0)
+    assert plan_of(_as_fast_as_the_engine(speed)).stock
+    assert plan_of(_as_fast_as_the_engine(2 * speed)).stock
+    assert plan_of(_as_fast_as_the_engine(0.1, machine=True)).stock
+    assert not plan_of(_as_fast_as_the_engine(0.5 * speed)).stock, "these get one"
+    assert not plan_of(replace(_as_fast_as_the_engine(speed), kv_tokens=2_000)).stock, "not all fit"
+
+
+def test_with_somebody_preempted_the_engine_is_not_left_alone() -> None:
+    """It does not know of them."""
+    view = _as_fast_as_the_engine(20.0)
+    phase = view.phase.copy()
+    phase[0] = PARKED
+    assert 0 in plan_of(replace(view, phase=phase)).resume
+
+
+def _crowded(large: Row) -> EngineView:
+    """`large` needs most of the memory; small ones are in it, nobody ahead, and another one waits."""
+    small = Row(phase=RUNNING, generated=50, buffered=5, context=100, max_output=100)
+    return view_of(large, *[small] * 10, Row(phase=WAITING, context=60, waited=1.5), free=600)
+
+
+def test_small_newcomers_do_not_take_what_a_large_one_waits_for() -> None:
+    assert plan_of(_crowded(Row(phase=WAITING, context=900, waited=3.5))).admit == [11]
+    held = plan_of(_crowded(Row(phase=WAITING, context=900, waited=4.5)))
+    assert (held.admit, held.evict) == ([], [])
+    assert held.reasons[0] == Reason.NO_ROOM
+    beyond = plan_of(_crowded(Row(phase=WAITING, context=1_700, waited=4.5)))
+    assert beyond.admit == [11], "nothing is kept for one that can never fit"
+
+
+def test_who_is_dry_and_large_has_its_room_kept() -> None:
+    dry = Row(phase=OFFLOADED, generated=200, buffered=0, context=900)
+    assert plan_of(_crowded(replace_row(dry, since=2.0))).admit == [11]
+    assert plan_of(_crowded(replace_row(dry, since=4.0))).admit == []
+
+
+def test_a_large_one_that_starves_takes_the_places_of_many() -> None:
+    """Of those who have just come, too; one that has begun, or a machine."""
+    dry = Row(phase=OFFLOADED, generated=200, buffered=0, context=900, since=21.0)
+    for large in (
+        dry,
+        replace_row(dry, machine=True, since=31),
+    ):
+        plan = plan_of(_crowded(large))
+        assert len(plan.evict) == 4
+        assert 0 in [*plan.admit, *(row for row, _ in plan.load)]
+        assert plan_of(_crowded(large), starving_s=1e9).evict == [], "negative control"
+
+
+def test_one_that_does_not_fit_keeps_nobody_else_out() -> None:
+    """A large one is first in line for idle memory; a parked one needs next to none of it."""
+    large = Row(phase=OFFLOADED, generated=200, buffered=60, context=900)
+    parked = Row(phase=PARKED, generated=200, buffered=70, context=300)
+    plan = plan_of(view_of(large, parked, ahead(20), free=400))
+    assert (plan.resume, plan.load) == ([1], [])
+
+
+def _with_load_queue(view: EngineView, seconds: float) -> EngineView:
+    class Busy(type(view.costs)):  # type: ignore[misc]
+        def load_s(self, tokens: float) -> float:
+            return seconds + super().load_s(tokens)
+
+    return replace(view, costs=Busy(MACHINES["4090"]))
+
+
+def test_a_very_long_load_queue_makes_recomputing_faster() -> None:
+    """Longer than the prefill would hold up all who are in the batch: a shorter one has to be waited for."""
     away = Row(phase=OFFLOADED, generated=200, buffered=5, context=300)
-    view = view_of(ahead(20), ahead(20), away)
-    busy = replace(view, costs=Busy(MACHINES["4090"]))
-    assert plan_of(busy).load == [(2, Place.RECOMPUTE)]
+    view = view_of(*[ahead(20)] * 20, away)
+    assert plan_of(view).load == [(20, Place.LOAD)]
+    assert plan_of(_with_load_queue(view, 0.2)).load == [(20, Place.LOAD)]
+    assert plan_of(_with_load_queue(view, 5.0)).load == [(20, Place.RECOMPUTE)]
 
 
 def test_unknown_names_and_options_are_refused() -> None:

@@ -13,14 +13,14 @@ from tokenflow_engine.policy.andes import Andes
 from tokenflow_engine.policy.base import Phase, Reason
 from tokenflow_engine.policy.draft import Draft
 from tokenflow_engine.policy.horizons import Gate
-from tokenflow_engine.policy.lengths import expected_output
+from tokenflow_engine.policy.lengths import EndedOutputs, expected_output
 from tokenflow_engine.policy.passes import prefill_budget
 from tokenflow_engine.policy.registry import policy_named
 from tokenflow_engine.policy.rows import lowest
 from tokenflow_engine.policy.slack import Line, expected_remaining, slacks, urgencies
 
 RUNNING, WAITING, OFFLOADED, PARKED = Phase.RUNNING, Phase.WAITING, Phase.OFFLOADED, Phase.PARKED
-GATE = Gate(efficiency=0.9, efficiency_resident=0.9, keep_tokens=0.0, paused_share=0.5)
+GATE = Gate(efficiency=0.9, efficiency_resident=0.9, keep_s=0.0, paused_share=0.5)
 
 
 def test_slack_is_seconds_until_the_reader_would_notice() -> None:
@@ -37,8 +37,8 @@ def test_slack_is_seconds_until_the_reader_would_notice() -> None:
 
 def test_a_heavier_class_is_urgent_sooner_and_late_by_more() -> None:
     view = view_of(Row(phase=RUNNING, weight=4.0), Row(phase=RUNNING, weight=1.0))
-    assert urgencies(view, np.array([2.0, 2.0])).tolist() == [0.5, 2.0]
-    assert urgencies(view, np.array([-2.0, -2.0])).tolist() == [-8.0, -2.0]
+    assert urgencies(np.array([2.0, 2.0]), view.weight).tolist() == [0.5, 2.0]
+    assert urgencies(np.array([-2.0, -2.0]), view.weight).tolist() == [-8.0, -2.0]
 
 
 def test_remaining_output_follows_the_mean_then_the_tail_never_the_limit() -> None:
@@ -104,7 +104,7 @@ def _gate(count: int, newcomers: int, *, rate: float, buffered: float = 0.0, **g
     rows += [Row(phase=WAITING, rate=rate, context=100, waited=0, max_output=3000) for _ in range(newcomers)]
     view = view_of(*rows, kv_tokens=41_408, free=0, mean_output=4000.0)
     remaining = np.full(len(view), 2000.0)
-    values = {"efficiency": 0.9, "efficiency_resident": 0.9, "keep_tokens": 0.0, "paused_share": 0.5} | gate
+    values = {"efficiency": 0.9, "efficiency_resident": 0.9, "keep_s": 0.0, "paused_share": 0.5} | gate
     order = np.arange(count, count + newcomers)
     passing = Gate(**values).passing(
         view, view.generated > 0, order, remaining=remaining, prefill=Line(0.0, 1e-6)
@@ -125,6 +125,12 @@ def test_the_gate_counts_leads_and_rates() -> None:
     assert _gate(40, 50, rate=20.0) < _gate(40, 50, rate=20.0, buffered=1500.0) <= 50
     assert _gate(20, 200, rate=20.0) < _gate(20, 200, rate=10.0)
     assert _gate(20, 200, rate=10.0, efficiency=0.6) < _gate(20, 200, rate=10.0)
+
+
+def test_the_gate_keeps_leads_for_the_turns_of_others() -> None:
+    """Those in memory at one time must do for those who wait for their turn."""
+    assert _gate(40, 100, rate=15.0) > _gate(40, 100, rate=15.0, keep_s=4.0)
+    assert _gate(5, 10, rate=20.0, keep_s=20.0) == 10, "all fit to their ends"
 
 
 def test_a_reader_faster_than_the_engine_does_not_shut_the_gate() -> None:
@@ -190,9 +196,9 @@ def test_andes_swaps_who_reads_from_a_full_buffer_for_who_has_none() -> None:
 
 def test_tokenflow_swaps_at_its_ticks_only() -> None:
     policy = policy_named("tokenflow", interval_s=0.5)
-    dry = Row(phase=OFFLOADED, generated=200, buffered=0)
+    dry = Row(phase=OFFLOADED, generated=200, buffered=0, since=5.0)
     full = Row(phase=RUNNING, generated=900, buffered=800)
-    calm = view_of(full, full, Row(phase=OFFLOADED, generated=900, buffered=800))
+    calm = view_of(full, full, Row(phase=OFFLOADED, generated=900, buffered=800, since=5.0))
     assert policy.plan(calm, names(calm)).evict == []
     view = view_of(full, full, dry)
     assert policy.plan(view, names(view)).evict == [], "between two ticks"
@@ -220,3 +226,26 @@ def test_the_mean_output_is_neither_biased_by_long_answers_nor_by_a_burst() -> N
     long = expected_output(np.full(4, 1600), ended_tokens=100 * 92, ended=92, prior_tokens=100)
     assert from_history == burst == pytest.approx(300.0)
     assert long == pytest.approx((100 * 100 + 4 * 2000) / 104)
+
+
+def mean_of(ended: EndedOutputs, *, live: int = 0) -> float:
+    return expected_output(np.zeros(live), ended_tokens=ended.tokens, ended=ended.count, prior_tokens=256)
+
+
+def test_answers_that_were_aborted_have_ended_like_others() -> None:
+    """Also where nobody reads to the end, and where those who leave had not got a token yet."""
+    ended = EndedOutputs()
+    for _ in range(1000):
+        ended.add(300)
+    assert mean_of(ended) == pytest.approx(300, abs=2)
+    for _ in range(1000):
+        ended.add(0)
+    assert mean_of(ended) == pytest.approx(300, abs=2)
+    assert mean_of(EndedOutputs()) == 256
+
+
+def test_the_mean_output_follows_the_traffic() -> None:
+    ended = EndedOutputs()
+    for tokens in [100] * 20_000 + [1000] * 1500:
+        ended.add(tokens)
+    assert 900 < mean_of(ended) <= 1000

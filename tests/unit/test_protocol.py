@@ -96,3 +96,45 @@ def test_other_bytes_are_refused_with_one_kind_of_error(frame: bytes) -> None:
 
 def test_everything_public_is_declared() -> None:
     assert all(hasattr(protocol, name) for name in protocol.__all__)
+
+
+ANY_NUMBER = st.floats() | st.sampled_from([0.0, -1.0, 1e300, 5.3])
+SECONDS, TOKENS = (0.0, 1e11), (0.0, 1e9)
+
+
+def is_within(value: float, bounds: tuple[float, float]) -> bool:
+    return bounds[0] <= value <= bounds[1]
+
+
+@given(st.tuples(*[ANY_NUMBER] * 5), st.booleans())
+def test_a_reading_has_numbers_that_a_reader_can_have(numbers: tuple[float, ...], paused: bool) -> None:
+    names = ("at", "consumed", "rate", "rate_low", "rate_high")
+    raw = {"rid": "r", "paused": paused, **dict(zip(names, numbers, strict=True))}
+    message = decode_gateway_message(msgspec.msgpack.encode({"type": "Consumption", "readings": [raw]}))
+    assert isinstance(message, Consumption)
+    (reading,) = message.readings
+    assert 0.01 <= reading.rate_low <= reading.rate <= reading.rate_high <= 10_000
+    assert is_within(reading.consumed, TOKENS)
+    assert is_within(reading.at, SECONDS)
+    assert decode_gateway_message(encode(message)) == message
+
+
+@given(st.tuples(*[ANY_NUMBER] * 4))
+def test_an_opened_stream_has_numbers_to_divide_by(numbers: tuple[float, ...]) -> None:
+    names = ("at", "declared_rate", "weight", "ttft_s")
+    raw = {"type": "StreamOpened", "rid": "r", **dict(zip(names, numbers, strict=True))}
+    opened = decode_gateway_message(msgspec.msgpack.encode(raw))
+    assert isinstance(opened, StreamOpened)
+    assert opened.declared_rate is None or is_within(opened.declared_rate, (0.01, 10_000))
+    assert is_within(opened.weight, (0.001, 1000))
+    assert is_within(opened.ttft_s, (0.001, 3600))
+    assert is_within(opened.at, SECONDS)
+
+
+def test_numbers_that_can_be_are_left_as_they_are() -> None:
+    reading = Reading(rid="r", at=1e9, consumed=0.0, rate=5.0, rate_low=0.05, rate_high=1000.0)
+    opened = StreamOpened(rid="r", at=1e9, declared_rate=0.05, weight=0.5, ttft_s=30.0)
+    assert msgspec.to_builtins(reading) == {
+        "rid": "r", "at": 1e9, "consumed": 0.0, "rate": 5.0, "rate_low": 0.05, "rate_high": 1000.0,
+    }  # fmt: skip
+    assert (opened.declared_rate, opened.weight, opened.ttft_s) == (0.05, 0.5, 30.0)

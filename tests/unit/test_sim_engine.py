@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from tokenflow_bench.costs import MACHINES, Machine
-from tokenflow_bench.people import Pauses
-from tokenflow_bench.simulator import Outcome, simulate
+from tokenflow_bench.metrics import StreamFigures
+from tokenflow_bench.people import Pauses, Scanning
+from tokenflow_bench.reading import pause_spans, read_times
+from tokenflow_bench.simulated import records
+from tokenflow_bench.simulator import Outcome, Part, simulate
 from tokenflow_bench.simulator.copies import Copies
 from tokenflow_bench.simulator.stock import Reserve
 from tokenflow_bench.simulator.streams import Streams
@@ -45,6 +48,19 @@ def run(workload: Workload, machine: Machine = SMALL, policy: str = "fcfs", **op
     return simulate(machine, workload, policy_named(policy), **options)
 
 
+def first_s(outcome: Outcome, row: int = 0) -> float:
+    return float(outcome.streams.token_s(row)[0])
+
+
+def last_s(outcome: Outcome, row: int = 0) -> float:
+    return float(outcome.streams.token_s(row)[-1])
+
+
+def stall_s(outcome: Outcome, row: int = 0) -> float:
+    record = records(outcome)[row]
+    return StreamFigures.of(record, horizon_s=outcome.duration_s, window_s=outcome.duration_s).stall_s
+
+
 class Scripted:
     """Plans at given times (at the first plan at or after each), stock before and between."""
 
@@ -66,48 +82,49 @@ class Scripted:
 
 def test_one_stream_takes_its_prefill_and_its_steps() -> None:
     outcome = run(requests(1, arrived=1.0))
-    assert outcome.streams.first_at[0] == pytest.approx(1.0 + 0.005 + 0.010)
-    assert outcome.streams.last_at[0] == pytest.approx(1.015 + 49 * 0.010)
-    assert outcome.streams.stalled_s[0] == 0.0
+    assert first_s(outcome) == pytest.approx(1.0 + 0.005 + 0.010)
+    assert last_s(outcome) == pytest.approx(1.015 + 49 * 0.010)
+    assert stall_s(outcome) == 0.0
 
 
 def test_a_reader_faster_than_the_engine_stalls() -> None:
     """A token each 10 ms, read in 5 ms: it waits for half of the time, but for the last token."""
     outcome = run(requests(1, rate=200.0))
-    assert outcome.streams.stalled_s[0] == pytest.approx(49 * 0.005)
+    assert stall_s(outcome) == pytest.approx(49 * 0.005)
 
 
 def test_a_machine_never_stalls() -> None:
     workload = replace(requests(1, rate=200.0), machine=np.array([True]))
-    assert run(workload).streams.stalled_s[0] == 0.0
+    assert stall_s(run(workload)) == 0.0
 
 
 def test_a_paused_reader_keeps_its_text_and_does_not_stall() -> None:
-    workload = replace(requests(1, output=100), pauses=(((0.1, 0.6),),))
+    workload = replace(requests(1, output=100), spans=(pause_spans([(0.1, 0.6)]),))
     outcome = run(workload)
-    assert outcome.streams.stalled_s[0] == 0.0
-    assert outcome.streams.consumed[0] == pytest.approx(20 * (0.99 - 0.5), abs=1.0)
+    assert stall_s(outcome) == 0.0
+    unread = outcome.streams.unread(np.array([0]), now=last_s(outcome))
+    assert unread[0] == pytest.approx(100 - 20 * (0.99 - 0.5), abs=0.01)
 
 
 def test_prefill_alone_holds_decoding_up_and_a_mixed_pass_adds_its_tokens() -> None:
     arrived = np.array([0.0, 0.1])
     workload = Workload.of(arrived, np.array([100, 400]), np.array([50, 50]), np.array([20.0, 20.0]))
-    alone = run(workload, mixed=False).streams
-    mixed = run(workload, mixed=True).streams
-    assert alone.last_at[0] == pytest.approx(0.015 + 49 * 0.010 + 0.045)
-    assert mixed.last_at[0] == pytest.approx(0.015 + 49 * 0.010 + 0.040)
+    alone = run(workload, mixed=False)
+    mixed = run(workload, mixed=True)
+    assert last_s(alone) == pytest.approx(0.015 + 49 * 0.010 + 0.045)
+    assert last_s(mixed) == pytest.approx(0.015 + 49 * 0.010 + 0.040)
 
 
 def test_long_prompts_are_prefilled_in_chunks() -> None:
     outcome = run(requests(1, prompt=900), replace(SMALL, chunk_tokens=400))
-    assert outcome.streams.first_at[0] == pytest.approx(3 * 0.005 + 0.09)
+    assert first_s(outcome) == pytest.approx(3 * 0.005 + 0.09)
 
 
 def test_the_stock_engine_admits_with_a_reserve_and_queues_the_rest() -> None:
     """1,000 tokens: a stream of 100 + 300 reserves all of it, so two fit, and the third waits for memory."""
-    first = run(requests(3, prompt=100, output=300)).streams.first_at
-    assert first[0] == pytest.approx(first[1])
-    assert first[2] > 1.0
+    outcome = run(requests(3, prompt=100, output=300))
+    assert first_s(outcome, 0) == pytest.approx(first_s(outcome, 1))
+    assert first_s(outcome, 2) > 1.0
 
 
 def test_the_reserve_decays_and_jumps_after_a_retraction() -> None:
@@ -150,7 +167,7 @@ def test_an_evicted_stream_comes_back_by_a_load_and_goes_on() -> None:
     assert streams.preemptions[0] == 1
     assert outcome.bytes_moved == 2 * context * SMALL.kv_token_bytes
     decoding = (100 - 1) * 0.010 + 0.015
-    assert streams.last_at[0] == pytest.approx(decoding + 0.5 + 0.001 + context / 1e4, abs=0.02)
+    assert last_s(outcome) == pytest.approx(decoding + 0.5 + 0.001 + context / 1e4, abs=0.02)
     assert out < 1.0
 
 
@@ -168,7 +185,7 @@ def test_parking_keeps_the_pages() -> None:
     parked = next(view for view in policy.seen if view.phase[0] == Phase.PARKED)
     assert parked.kv_free == 1000 - parked.owned[0]
     assert outcome.bytes_moved == 0
-    assert outcome.streams.last_at[0] == pytest.approx(0.015 + 49 * 0.010 + 0.3, abs=0.02)
+    assert last_s(outcome) == pytest.approx(0.015 + 49 * 0.010 + 0.3, abs=0.02)
 
 
 def test_a_full_host_pool_means_computing_again() -> None:
@@ -207,4 +224,75 @@ def test_everything_is_generated_and_no_page_is_lost(name: str, page: int) -> No
     assert (one.streams.generated == one.streams.work.output).all()
     assert (one.streams.held == 0).all()
     assert one.duration_s == other.duration_s
-    assert one.streams.stalled_s.tolist() == other.streams.stalled_s.tolist()
+    assert all(np.array_equal(one.streams.token_s(row), other.streams.token_s(row)) for row in range(60))
+
+
+def test_the_simulated_reader_is_the_one_of_the_metrics() -> None:
+    """Whoever reads, scans and pauses has read as much by any time as `reading.read_times` says."""
+    rng = np.random.default_rng(3)
+    workload = requests(4, output=300, rate=40.0).with_pauses(
+        Scanning(read_s=1.0, scan_s=0.5, pause_s=0.5), rng
+    )
+    seen: list[tuple[float, list[float]]] = []
+
+    class Watching(Scripted):
+        def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
+            if len(view) == len(workload):
+                seen.append((view.now, (view.generated - view.buffered).tolist()))
+            return Plan(stock=True, next_at=view.now + 0.05)
+
+    outcome = simulate(replace(SMALL, kv_tokens=4000), workload, Watching())
+    read_s = [read_times(workload.person(row), outcome.streams.token_s(row)) for row in range(4)]
+    assert len(seen) > 50
+    for now, consumed in seen:
+        whole = [int(np.searchsorted(times, now + 1e-9, side="right")) for times in read_s]
+        assert all(0 <= read - count < 1 + 1e-6 for read, count in zip(consumed, whole, strict=True))
+
+
+def test_without_reports_a_pause_goes_unnoticed() -> None:
+    workload = replace(requests(1, output=100), spans=(pause_spans([(0.1, 0.6)]),))
+    seen: list[bool] = []
+
+    class Watching(Scripted):
+        def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
+            seen.append(bool(view.paused[0]))
+            return Plan(stock=True, next_at=view.now + 0.05)
+
+    simulate(SMALL, workload, Watching())
+    assert any(seen)
+    seen.clear()
+    simulate(SMALL, workload, Watching(), without=[Part.REPORTS])
+    assert not any(seen)
+
+
+def test_without_overlap_the_engine_waits_for_its_copies() -> None:
+    """One leaves, the other goes on: later by a copy of about 150 tokens at 1,000 a second."""
+    slow = replace(SMALL, to_host_bytes_s=131072 * 1e3)
+    policy = {"at_0_5": Plan(evict=[0]), "at_1_5": Plan(stock=True)}
+    beside = simulate(slow, requests(2, output=100), Scripted(**policy), until_s=1.4)
+    waiting = simulate(slow, requests(2, output=100), Scripted(**policy), without=[Part.OVERLAP], until_s=1.4)
+    assert last_s(waiting, 1) - last_s(beside, 1) == pytest.approx(0.001 + 0.148, abs=0.015)
+
+
+def test_without_offload_nothing_goes_to_the_host() -> None:
+    policy = Scripted(at_0_2=Plan(evict=[0]), at_0_3=Plan(stock=True))
+    outcome = simulate(SMALL, requests(1), policy, without=[Part.OFFLOAD])
+    assert (outcome.bytes_moved, outcome.retractions) == (0, 1)
+
+
+def test_without_writes_everything_is_copied_when_it_leaves() -> None:
+    policy = {"at_0_2": Plan(write=[0]), "at_0_5": Plan(evict=[0]), "at_0_6": Plan(load=[(0, Place.LOAD)])}
+    synced = []
+    for without in ([], [Part.WRITES]):
+        watched = Scripted(**policy)
+        simulate(SMALL, requests(1, output=100), watched, without=without)
+        synced.append(next(int(view.synced[0]) for view in watched.seen if view.now >= 0.5))
+    assert synced[0] > 140
+    assert synced[1] == 0
+
+
+def test_samples_count_everybody() -> None:
+    outcome = simulate(SMALL, requests(8, output=200), policy_named("fcfs"), sample_s=0.1)
+    first = outcome.samples[0]
+    assert (first.running, first.waiting, first.preempted) == (3, 5, 0)
+    assert len(outcome.samples) == pytest.approx(outcome.duration_s / 0.1, rel=0.15)

@@ -10,7 +10,7 @@ from statistics import fmean
 from tokenflow_bench.load.asks import asks_of
 from tokenflow_bench.load.driver import Ask, Client, Drive, drive
 from tokenflow_bench.load.log import StreamLog
-from tokenflow_bench.load.reading import Person
+from tokenflow_bench.reading import Person
 from tokenflow_bench.workload import Workload
 
 __all__ = ["Capacity", "measure_capacity", "middle_rate"]

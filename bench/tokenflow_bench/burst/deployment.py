@@ -22,7 +22,10 @@ STOCK = "fcfs"
 """The policy under which the plugin leaves scheduling to SGLang."""
 _IDLE_S = 30.0
 _COUNTER = re.compile(r"^(tokenflow_engine_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
-_COUNTED = ("_total", "errors", "preemptions", "bytes", "plan")
+_COUNTED = (
+    *("_total", "errors", "preemptions", "departures", "bytes", "plan"),
+    *("stall", "return_seconds", "evicted", "came_back", "away_s", "copy_wait_s"),
+)
 _RETRACTED = re.compile(r"#retracted_reqs: (\d+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenflow_bench.burst.deployment import STOCK
+from tokenflow_bench.burst.scenarios import PAUSE_AFTER_S, PAUSE_S
+from tokenflow_bench.burst.targets import MET, OURS, judged, ratio, worth
 from tokenflow_bench.spread import Spread
 from tokenflow_bench.tables import Table, number, spread
 
-__all__ = ["page", "ratio", "table_of", "terminal"]
+__all__ = ["page", "table_of", "terminal"]
 
 _Document = Mapping[str, Any]
 _Run = Mapping[str, Any]
@@ -20,7 +22,8 @@ _INTRODUCTION = """# Readers on sockets, policies in turns
 Written by `make bench-burst`; do not edit. The real engine, `tokenflow serve` in front of it, and simulated
 people who read at their own pace.
 
-- {at}, commit {commit}, `{command}`, seed {seed}
+- {at}, commit {commit}, `{command}`,
+  seed {seed}
 - {cpu}, {cores} cores, {memory} GiB, Linux {kernel}, load before the run {load:.2f}
 - {versions}
 
@@ -31,15 +34,24 @@ How to read it:
   below is SGLang's default, but for what its CPU path needs (`--device cpu`, `--attention-backend
   torch_native`, `--sleep-on-idle`). Every round runs each case on the same readers and texts, beginning with
   another one each time.
-- Figures are medians over {runs} rounds with their range, then the median of the ratios to `fcfs` within a
-  round. With fewer than a hundred readers, p99 is the slowest one.
+- Figures are medians over the rounds ({runs}) with their range, then the median of the ratios to `fcfs`
+  within a round. The readers of round n, from 0, are drawn with the seed above plus n. With fewer than a
+  hundred readers, p99 is the slowest one.
 - Latency counts from the scheduled arrival. *Wait* is TTFT plus the seconds in which a reader had nothing
   to read after the first token. A stream is *stall-free* with at most 0.2 s of these, and *good* with its
   first token within {target:g} s too. Streams that fail or do not end count as waiting until the horizon.
 - *Effective* throughput and QoS are the paper's: a token counts in full while less than 10 % of its answer
-  lies unread, not at all from 20 % on. They reward slowness, so look at raw throughput beside them. *Read*
-  counts what people had read within a fixed time, the same for all cases. QoE is that of Andes,
-  which knows no pauses.
+  lies unread, not at all from 20 % on. They reward slowness, so look at raw throughput beside them, and at
+  effective throughput *with leads capped*. *Read* counts what people had read within a fixed time, the same
+  for all cases. QoE is that of Andes, which knows no pauses.
+- Where readers pause, every second one does, from {pause_after:g} s after its first token on, for
+  {pause:g} s. The KV of a stream counts as off the device if the gateway's view of streams, looked at
+  twice a second, says so at any time in the pause. *Next token read* includes the reading of that token.
+- What the engine did is by its own count. *Back* is from the decision to bring a stream back to its first
+  pass in the batch.
+- *Targets* are those the policy was written for: medians over the rounds, the limit beside them. With parts
+  taken away, a part *pays* if without it waits are 5 % longer, throughput is 5 % lower, or 5 % more of the
+  streams stall.
 - Rates are lognormal around the one given, and declared to the gateway, which gets no reports unless the
   table says so. The people are simulated; their lengths and pauses are drawn, not recorded.
 """
@@ -52,7 +64,11 @@ _TABLE = """
 Engine: `{flags}`; {cores}.{caution}
 
 {table}
-"""
+
+What the engine did, and the driver:
+
+{engine}
+{verdicts}"""
 _CAUTION = "\n\n**{count} of {runs} runs are not to be used: {objection}.**"
 
 
@@ -68,11 +84,25 @@ class _Line:
 
 
 def _figure(words: str, name: str, digits: int = 2, *, scale: float = 1.0, has_ratio: bool = True) -> _Line:
-    return _Line(words, lambda run: run["figures"][name], digits, scale, has_ratio)
+    return _Line(words, lambda run: run["figures"].get(name), digits, scale, has_ratio)
 
 
-def _after_pause(words: str, name: str, digits: int = 2) -> _Line:
-    return _Line(words, lambda run: (run["figures"]["after_pause"] or {}).get(name), digits, has_ratio=False)
+def _after_pause(words: str, name: str, digits: int = 2, *, scale: float = 1.0) -> _Line:
+    def value(run: _Run) -> float | None:
+        return (run["figures"]["after_pause"] or {}).get(name)
+
+    return _Line(words, value, digits, scale, has_ratio=False)
+
+
+def _pausing(words: str, name: str, digits: int) -> _Line:
+    return _Line(words, lambda run: (run.get("pausing") or {}).get(name), digits, has_ratio=False)
+
+
+def _others(words: str, name: str, digits: int = 2, *, scale: float = 1.0, has_ratio: bool = True) -> _Line:
+    def value(run: _Run) -> float | None:
+        return ((run.get("pausing") or {}).get("others") or {}).get(name)
+
+    return _Line(words, value, digits, scale, has_ratio)
 
 
 def _driver(words: str, name: str, digits: int, *, scale: float = 1.0) -> _Line:
@@ -100,6 +130,7 @@ _LINES = (
     _figure("raw, tokens/s", "raw_tokens_per_s", 0),
     _figure("read, tokens/s", "consumed_tokens_per_s", 0),
     _figure("effective, tokens/s", "effective_tokens_per_s", 0),
+    _figure("effective with leads capped, tokens/s", "effective_capped_tokens_per_s", 0),
     _figure("QoS, tokens/s", "qos", 0, has_ratio=False),
     _figure("QoE, mean", "qoe_mean", 3, has_ratio=False),
     _figure("text ready, mean, s", "lead_mean_s"),
@@ -107,12 +138,44 @@ _LINES = (
     _figure("answers that were not whole", "missing", 0, has_ratio=False),
 )
 _PAUSE_LINES = (
-    _after_pause("after the pause: text to read, mean, s", "text_mean_s"),
-    _after_pause("text to read, p99, s", "text_p99_s"),
-    _after_pause("new token, mean, s", "new_token_mean_s"),
-    _after_pause("answers that were all there by then", "over_by_then", 0),
-    _after_pause("stalls over 0.3 s, in all", "stalls", 0),
+    _others("not pausing: TTFT, mean, s", "ttft_mean_s"),
+    _others("not pausing: TTFT, p99, s", "ttft_p99_s"),
+    _others("not pausing: wait, mean, s", "wait_mean_s"),
+    _others("not pausing: stall-free, %", "stall_free_share", 0, scale=100, has_ratio=False),
+    _after_pause("pauses", "pauses", 0),
+    _pausing("pauses that began before the answer was over", "generating", 0),
+    _pausing("in which the KV left the device", "moved_out", 0),
+    _after_pause("pauses that ended before the answer was over", "is_generating", 0),
+    _after_pause("pause to next token read, p50, s", "next_read_p50_s"),
+    _after_pause("pause to next token read, p99, s", "next_read_p99_s"),
+    _after_pause("pause to next token read, at most 1 s, %", "reads_on_share", 0, scale=100),
+    _after_pause("longest stall within 10 s of the pause, p50, s", "longest_stall_p50_s"),
+    _after_pause("longest stall within 10 s of the pause, p99, s", "longest_stall_p99_s"),
+    _after_pause("longest stall within 10 s of the pause, at most 0.3 s, %", "smooth_share", 0, scale=100),
 )
+
+
+def _share_synced(run: _Run) -> float | None:
+    evicted = run["engine"].get("tokenflow_engine_evicted_tokens")
+    return run["engine"]["tokenflow_engine_evicted_synced_tokens"] / evicted if evicted else None
+
+
+def _return_s(kind: str) -> Callable[[_Run], float | None]:
+    """Mean of that way back."""
+
+    def value(run: _Run) -> float | None:
+        count = run["engine"].get(f"tokenflow_engine_return_seconds_count{{{kind}}}")
+        return run["engine"][f"tokenflow_engine_return_seconds_sum{{{kind}}}"] / count if count else None
+
+    return value
+
+
+def _slow_returns(run: _Run) -> float | None:
+    """Returns of more than a second, of all kinds."""
+    counts = {name: n for name, n in run["engine"].items() if name.startswith("tokenflow_engine_return_sec")}
+    total = sum(n for name, n in counts.items() if "_count{" in name)
+    within = sum(n for name, n in counts.items() if name.endswith(",1.0}"))
+    return total - within if total else None
 
 
 def _plan_ms(run: _Run) -> float | None:
@@ -122,12 +185,21 @@ def _plan_ms(run: _Run) -> float | None:
 
 _ENGINE_LINES = (
     _engine("retracted by SGLang, computed again", ("retracted",)),
-    _engine("parked, KV kept", ("preemptions", "{parked}")),
-    _engine("moved to host memory", ("preemptions", "{offloaded}")),
-    _engine("dropped, computed again", ("preemptions", "{dropped}")),
+    _engine("preempted", ("preemptions", "{parked}")),
+    _engine("of these, moved to host memory", ("preemptions", "{offloaded}")),
+    _engine("of these, dropped and computed again", ("preemptions", "{dropped}")),
     _engine("preempted for want of memory", ("preemptions", "{memory}")),
+    _engine("preempted again within a second", ("preemptions", "{thrashed}")),
+    _Line("of what had to leave, in host memory already, %", _share_synced, 0, 100, has_ratio=False),
+    _engine("waiting for copies, s", ("copy_wait_s",), 1),
     _engine("written to host memory, MB", ("written", "bytes"), 1, scale=1e-6),
     _engine("loaded from it, MB", ("loaded", "bytes"), 1, scale=1e-6),
+    _Line("back with KV on the device, mean, ms", _return_s("resumed"), 0, 1000, has_ratio=False),
+    _Line("back from host memory, mean, ms", _return_s("loaded"), 0, 1000, has_ratio=False),
+    _Line("back by a prefill, mean, ms", _return_s("recomputed"), 0, 1000, has_ratio=False),
+    _Line("returns that took over a second", _slow_returns, 0, has_ratio=False),
+    _engine("readers dry while preempted, as the engine sees it", ("stalls{",)),
+    _engine("their waiting, s", ("stall_s{",), 1),
     _Line("a plan, mean, ms", _plan_ms, has_ratio=False),
     _engine("errors of the plugin", ("errors",)),
 )
@@ -139,12 +211,16 @@ _DRIVER_LINES = (
 )
 
 
+_ALL_LINES = (*_LINES, *_PAUSE_LINES, *_ENGINE_LINES, *_DRIVER_LINES)
+
+
 def terminal(document: _Document) -> str:
     """All tables."""
     parts = []
     for table in document["tables"]:
         head = f"{table['words']}, {table['title']}: {table['readers']} readers"
-        parts.append(f"{head}\n{table_of(table).text()}{_caution(table)}")
+        verdicts = "".join(f"\n{line}" for line in [*judged(table), *worth(table)])
+        parts.append(f"{head}\n{table_of(table).text()}{_caution(table)}{verdicts}")
     return "\n\n".join(parts)
 
 
@@ -165,8 +241,23 @@ def page(document: _Document) -> str:
         versions=", ".join(f"{name} {value}" for name, value in versions.items() if name not in left_out),
         runs=document["runs"],
         target=document["target_s"],
+        pause_after=PAUSE_AFTER_S,
+        pause=PAUSE_S,
     )
-    return head + "".join(_section(table) for table in document["tables"])
+    return head + _in_short(document) + "".join(_section(table) for table in document["tables"])
+
+
+def _in_short(document: _Document) -> str:
+    """Which targets were met in which table."""
+    lines = []
+    for table in document["tables"]:
+        verdicts = judged(table)
+        if verdicts:
+            missed = [verdict for verdict in verdicts if not verdict.endswith(MET)]
+            words = f"{len(verdicts) - len(missed)} of {len(verdicts)} targets met"
+            details = f"; {'; '.join(missed)}" if missed else ""
+            lines.append(f"- {table['setup']}, {table['title']}: {words}{details}")
+    return "\n".join(["\n## In short, `adaptive` against stock\n", *lines, ""]) if lines else ""
 
 
 def _section(table: _Document) -> str:
@@ -178,23 +269,22 @@ def _section(table: _Document) -> str:
         fit=100 * table["fit"],
         flags=" ".join(table["flags"]),
         caution=_caution(table),
-        table=table_of(table).markdown(),
+        table=table_of(table, (*_LINES, *_PAUSE_LINES)).markdown(),
+        engine=table_of(table, (*_ENGINE_LINES, *_DRIVER_LINES)).markdown(),
+        verdicts=_list("Targets", judged(table)) + _list(f"Without a part, against {OURS}", worth(table)),
     )
 
 
-def table_of(table: _Document) -> Table:
+def _list(head: str, lines: Sequence[str]) -> str:
+    return "\n".join([f"\n{head}:", "", *(f"- {line}" for line in lines), ""]) if lines else ""
+
+
+def table_of(table: _Document, lines: Sequence[_Line] = _ALL_LINES) -> Table:
     """A column for each case; lines about which no run says anything are left out."""
     cases: Mapping[str, Sequence[_Run]] = table["cases"]
-    lines = [*_LINES, *_PAUSE_LINES, *_ENGINE_LINES, *_DRIVER_LINES]
     said = [line for line in lines if any(line.value(run) is not None for run in _all(cases))]
     rows = [[line.words, *(_cell(line, name, cases) for name in cases)] for line in said]
     return Table(["", *cases], rows)
-
-
-def ratio(runs: Iterable[float | None], stock: Iterable[float | None]) -> float | None:
-    """The median over the rounds of what one case has for each unit of stock; None where stock has none."""
-    pairs = zip(runs, stock, strict=True)
-    return Spread.of(one / other if one is not None and other else None for one, other in pairs).median
 
 
 def _cell(line: _Line, name: str, cases: Mapping[str, Sequence[_Run]]) -> str:

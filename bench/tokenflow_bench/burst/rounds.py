@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import uvloop
 
 from tokenflow_bench.burst.deployment import Deployment
+from tokenflow_bench.burst.pausing import pausing_figures
+from tokenflow_bench.burst.places import Places
 from tokenflow_bench.burst.turns import Case, turns
 from tokenflow_bench.load.asks import asks_of
 from tokenflow_bench.load.driver import Client, Drive, drive
@@ -72,7 +75,9 @@ class Rounds:
         mark = f"round {number} "  # the same text for all cases: greedy answers are then as long
         asks = asks_of(self.workload(number), seed=number, mark=mark)
         before = deployment.counters()
-        run: Drive = run_async(drive(client, asks, horizon_s=self.horizon_s))
+        places = Places(deployment.url)
+        with places if any(ask.person.pauses() for ask in asks) else nullcontext():
+            run: Drive = run_async(drive(client, asks, horizon_s=self.horizon_s))
         after = deployment.counters()
         summary = summarise(
             run.logs, horizon_s=self.horizon_s, window_s=self.window_s, target_s=self.target_s
@@ -81,6 +86,13 @@ class Rounds:
             "round": number,
             "attempt": attempt,
             "figures": summary.document(),
+            "pausing": pausing_figures(
+                run.logs,
+                lambda stream, begin, end: places.was_away(stream, run.start_s + begin, run.start_s + end),
+                horizon_s=self.horizon_s,
+                window_s=self.window_s,
+                target_s=self.target_s,
+            ),
             "engine": {name: value - before.get(name, 0.0) for name, value in after.items()},
             "driver": run.overhead.document(),
             "reports": {str(status): count for status, count in run.report_statuses.items()},

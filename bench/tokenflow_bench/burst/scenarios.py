@@ -13,22 +13,28 @@ from tokenflow_bench.burst.cores import Cores
 from tokenflow_bench.burst.deployment import STOCK, Deployment, NoSuchPolicyError, deployed
 from tokenflow_bench.burst.rounds import Rounds, run_async
 from tokenflow_bench.burst.setups import Setup
+from tokenflow_bench.burst.targets import OURS
 from tokenflow_bench.burst.turns import Case
 from tokenflow_bench.load.driver import Client
+from tokenflow_bench.reading import pause_spans
 from tokenflow_bench.workload import Workload
 
-__all__ = ["Plan", "ablation", "burst", "pauses"]
+__all__ = ["Comparison", "Plan", "ablation", "burst", "measure", "pauses", "seconds"]
 
-OURS = "adaptive"
 PAUSE_AFTER_S, PAUSE_S = 3.0, 10.0
 """A pause begins so long after a reader's first token, and lasts so long."""
+PARTS = {
+    "no offload": f"{OURS}:offload=0",
+    "no write-through": f"{OURS}:write_through=0",
+    "no overlap": f"{OURS}:overlap=0",
+}
+"""What is taken away, and the policy as it is spelled then."""
+NO_PAUSES = f"{OURS}:pauses=0"
 _SIZE_TOLERANCE = 0.4
 _SIZINGS = 2
-_ABLATIONS: dict[str, dict[str, str]] = {
-    "full": {},
-    "no offload": {"TOKENFLOW_HOST_KV_TOKENS": "0"},
-}
-"""What is taken away, as the engine's environment."""
+_START_S = 75.0
+"""Engine and gateway, and how fast the engine is."""
+_BETWEEN_RUNS_S = 3.0
 _Table = dict[str, Any]
 
 
@@ -47,50 +53,90 @@ class Plan:
     say: Callable[[str], None]
 
 
-def burst(plan: Plan, setup: Setup) -> Iterator[_Table]:
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """A table to be: whom it compares, and on which readers."""
+
+    title: str
+    load: float
+    cases: tuple[Case, ...]
+    pausing: bool = False
+    """Every second reader pauses."""
+
+    def least_s(self, setup: Setup) -> float:
+        """Seconds in which all can be generated, and read."""
+        return max(self.load, 1.0) * setup.output / setup.rate + PAUSE_S * self.pausing
+
+
+def burst(plan: Plan, setup: Setup) -> list[Comparison]:
     """All policies on the same readers."""
     names = dict.fromkeys((STOCK, *(plan.policies or setup.policies)))
+    cases = tuple(Case(name=name, policy=name) for name in names)
+    return [Comparison(title=f"load {load:g}", load=load, cases=cases) for load in plan.loads]
+
+
+def pauses(plan: Plan, setup: Setup) -> list[Comparison]:
+    """Every second reader pauses.
+
+    Their clients tell. For our policy also: they do not, and they do but the policy does not use it.
+    """
+    names = dict.fromkeys((STOCK, *(plan.policies or setup.policies)))
+    cases = [_told(name, name) for name in names]
+    if OURS in names:
+        cases += [Case(name=f"{OURS}, not told", policy=OURS), _told("no pause knowledge", NO_PAUSES)]
+    return [_pauses_at(load, tuple(cases)) for load in plan.loads]
+
+
+def ablation(plan: Plan, setup: Setup) -> list[Comparison]:
+    """Our policy with each part taken away, in one engine; what is known of pauses, on readers who pause."""
+    whole = {STOCK: STOCK, OURS: OURS}
+    cases = tuple(Case(name=name, policy=policy) for name, policy in (whole | PARTS).items())
+    knowing = tuple(
+        _told(name, policy) for name, policy in (whole | {"no pause knowledge": NO_PAUSES}).items()
+    )
+    return [
+        comparison
+        for load in plan.loads
+        for comparison in (
+            Comparison(title=f"load {load:g}, parts taken away", load=load, cases=cases),
+            _pauses_at(load, knowing),
+        )
+    ]
+
+
+def measure(plan: Plan, setup: Setup, comparisons: Sequence[Comparison]) -> Iterator[_Table]:
+    """Each of them, one after the other, on one engine."""
     with _sized(plan, setup) as site:
-        cases = site.available([Case(name=name, policy=name) for name in names])
-        for load in plan.loads:
-            yield site.table(load, cases, site.readers(load), title=f"load {load:g}")
+        for comparison in comparisons:
+            yield site.table(comparison)
 
 
-def pauses(plan: Plan, setup: Setup) -> Iterator[_Table]:
-    """Every second reader pauses: once their clients tell, once they do not."""
-    names = dict.fromkeys((STOCK, *(plan.policies or (OURS,))))
-    told = [Case(name=name, policy=name, pauses="report", report_every_s=1.0) for name in names]
-    untold = [Case(name=f"{name}, not told", policy=name) for name in names if name != STOCK]
-    with _sized(plan, setup) as site:
-        cases = site.available([*told, *untold])
-        for load in plan.loads:
-            title = f"load {load:g}, every second reader pauses for {PAUSE_S:.0f} s"
-            yield site.table(load, cases, _pausing(site.readers(load)), title=title)
+def seconds(plan: Plan, setup: Setup, comparisons: Sequence[Comparison]) -> float:
+    """About how long that takes, if the first guess of the KV memory's size is right."""
+    runs = sum(
+        plan.runs * len(comparison.cases) * (comparison.least_s(setup) + _BETWEEN_RUNS_S)
+        for comparison in comparisons
+    )
+    return _START_S + runs
 
 
-def ablation(plan: Plan, setup: Setup) -> Iterator[_Table]:
-    """An engine for each variant, one after the other; stock runs in turns with the whole."""
-    tables: dict[float, _Table] = {}
-    sized, capacity = plan, None
-    for name, env in _ABLATIONS.items():
-        with _sized(sized, setup, env=env, capacity=capacity) as site:
-            sized, capacity = replace(plan, kv_tokens=site.kv_tokens), site.capacity
-            cases = [Case(name=name, policy=OURS)]
-            cases = site.available(cases if env else [Case(name=STOCK, policy=STOCK), *cases])
-            for load in plan.loads:
-                title = f"load {load:g}, {OURS} with parts taken away"
-                table = site.table(load, cases, site.readers(load), title=title)
-                tables.setdefault(load, table)["cases"] |= table["cases"]
-    yield from tables.values()
+def _told(name: str, policy: str) -> Case:
+    """Clients report every second, and pauses when they begin and end."""
+    return Case(name=name, policy=policy, pauses="report", report_every_s=1.0)
+
+
+def _pauses_at(load: float, cases: tuple[Case, ...]) -> Comparison:
+    title = f"load {load:g}, every second reader pauses for {PAUSE_S:.0f} s"
+    return Comparison(title=title, load=load, cases=cases, pausing=True)
 
 
 def _pausing(readers: Callable[[int], Workload]) -> Callable[[int], Workload]:
     """The same people; every second one pauses."""
-    pause = ((PAUSE_AFTER_S, PAUSE_AFTER_S + PAUSE_S),)
+    pause = pause_spans([(PAUSE_AFTER_S, PAUSE_AFTER_S + PAUSE_S)])
 
     def some_pause(number: int) -> Workload:
         work = readers(number)
-        return replace(work, pauses=tuple(pause if row % 2 else () for row in range(len(work))))
+        return replace(work, spans=tuple(pause if row % 2 else () for row in range(len(work))))
 
     return some_pause
 
@@ -122,20 +168,20 @@ class _Site:
                 self.plan.say(f"LEFT OUT: {case.name}: {error}")
         return known
 
-    def table(
-        self, load: float, cases: Sequence[Case], readers: Callable[[int], Workload], *, title: str
-    ) -> _Table:
+    def table(self, comparison: Comparison) -> _Table:
         """All rounds of all cases, and what they were run with."""
-        plan, setup = self.plan, self.setup
+        plan, setup, load = self.plan, self.setup, comparison.load
+        cases = self.available(comparison.cases)
+        readers = self.readers(load)
         count = setup.readers(load, self.capacity.tokens_per_s)
-        least_s = max(load, 1.0) * setup.output / setup.rate  # in which all could be generated, and read
-        name = f"{setup.name}, {title}"
+        least_s = comparison.least_s(setup)
+        name = f"{setup.name}, {comparison.title}"
         plan.say(f"{name}: {count} readers, {len(cases)} x {plan.runs} runs of about {least_s:.0f} s")
         rounds = Rounds(
             name=name,
             cases=cases,
             rounds=plan.runs,
-            workload=readers,
+            workload=_pausing(readers) if comparison.pausing else readers,
             window_s=least_s,
             horizon_s=4 * least_s + 30,
             target_s=plan.target_s,
@@ -145,8 +191,9 @@ class _Site:
         return {
             "setup": setup.name,
             "words": setup.words,
-            "title": title,
+            "title": comparison.title,
             "load": load,
+            "pausing": comparison.pausing,
             "readers": count,
             "rate": setup.rate,
             "output": setup.output,
@@ -156,22 +203,21 @@ class _Site:
             "flags": setup.flags(self.kv_tokens),
             "cores": self.cores.words(),
             "window_s": least_s,
+            "policies": {case.name: case.policy for case in cases},
             "cases": rounds.run(self.deployment),
         }
 
 
 @contextmanager
-def _sized(
-    plan: Plan, setup: Setup, *, env: dict[str, str] | None = None, capacity: Capacity | None = None
-) -> Iterator[_Site]:
+def _sized(plan: Plan, setup: Setup) -> Iterator[_Site]:
     """Started, with the KV memory that the set-up asks for: it depends on the capacity that it makes."""
     kv_tokens = plan.kv_tokens or setup.kv_tokens
     cores = Cores(threads=plan.threads or setup.threads)
     for attempt in range(_SIZINGS):
-        plan.say(f"{setup.name}: starting engine and gateway, {kv_tokens} KV tokens {env or ''}")
+        plan.say(f"{setup.name}: starting engine and gateway, {kv_tokens} KV tokens")
         flags = setup.flags(kv_tokens)
-        with deployed(setup.model(), flags, cores=cores, env=env) as deployment:
-            found = capacity or _capacity(plan, setup, deployment, kv_tokens)
+        with deployed(setup.model(), flags, cores=cores) as deployment:
+            found = _capacity(plan, setup, deployment, kv_tokens)
             wanted = setup.kv_for(found.tokens_per_s, found.footprint_tokens)
             fits = plan.kv_tokens is not None or abs(kv_tokens / wanted - 1) <= _SIZE_TOLERANCE
             if fits or attempt == _SIZINGS - 1:

@@ -10,7 +10,7 @@ import msgspec
 
 from tokenflow_bench.load.http import Exchange
 from tokenflow_bench.load.log import StreamLog
-from tokenflow_bench.load.reading import Reading
+from tokenflow_bench.reading import Reading
 from tokenflow_gateway.relay.sse import SSEError, SSEReader, is_done
 
 __all__ = ["Answer"]

@@ -19,8 +19,9 @@ from tokenflow_bench.load.answer import Answer
 from tokenflow_bench.load.http import Posts, Server, post_bytes
 from tokenflow_bench.load.log import StreamLog
 from tokenflow_bench.load.overhead import Overhead, OverheadMeter
-from tokenflow_bench.load.reading import Person
 from tokenflow_bench.load.reports import Reporter
+from tokenflow_bench.reading import Person
+from tokenflow_bench.sla import ONE_CLASS, Sla
 
 __all__ = ["Ask", "Client", "Drive", "drive"]
 
@@ -36,6 +37,7 @@ class Ask:
     prompt: str
     output_tokens: int
     person: Person
+    sla: Sla = ONE_CLASS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class Client:
     route: Literal["/v1/chat/completions", "/v1/completions"] = "/v1/chat/completions"
     api_key: str | None = None
     declares_rate: bool = True
+    people: Literal["human", "voice"] = "human"
+    """They read, or listen."""
     report_every_s: float | None = None
     """Progress reports to TokenFlow's gateway; None for none."""
     pauses: PauseStyle = "silent"
@@ -70,26 +74,34 @@ class Client:
             body["prompt"] = ask.prompt
         else:
             body["messages"] = [{"role": "user", "content": ask.prompt}]
-        return post_bytes(
-            server, self.route, msgspec.json.encode(body | self.body), self._headers(ask.person)
-        )
+        return post_bytes(server, self.route, msgspec.json.encode(body | self.body), self._headers(ask))
 
-    def _headers(self, person: Person) -> dict[str, str]:
+    def _headers(self, ask: Ask) -> dict[str, str]:
         headers = {"Accept": "text/event-stream"}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
-        if person.is_machine:
+        if ask.person.is_machine:
             headers["X-TokenFlow-Reader"] = "machine"
-        elif self.declares_rate:
-            headers["X-TokenFlow-Rate"] = f"{person.rate:.3f}"
+        elif self.people != "human":
+            headers["X-TokenFlow-Reader"] = self.people
+        if self.declares_rate and not ask.person.is_machine:
+            headers["X-TokenFlow-Rate"] = f"{ask.person.rate:.3f}"
+        if ask.sla.name != ONE_CLASS.name:
+            headers["X-TokenFlow-SLA"] = ask.sla.name
+            headers["X-TokenFlow-TTFT-Ms"] = f"{1000 * ask.sla.ttft_target_s:g}"
         return headers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drive:
-    """One run, over. `horizon_s` is when streams that were not at their end were given up."""
+    """One run, over.
+
+    `horizon_s` is when streams that were not at their end were given up, `start_s` what the monotonic clock
+    said when the clock of the logs was at 0.
+    """
 
     logs: list[StreamLog]
+    start_s: float
     horizon_s: float
     overhead: Overhead
     report_statuses: dict[int, int]
@@ -132,12 +144,16 @@ class _Run:
             async with OverheadMeter() as meter:
                 await self._all(horizon_s, say)
                 logs = [answer.log for answer in self._answers]
-                late = [log.sent_s - log.due_s for log in logs if log.sent_s is not None]
+                late = [log.begun_s - log.due_s for log in logs if log.begun_s is not None]
                 overhead = meter.overhead(late)
         finally:
             await self._posts.close()
         return Drive(
-            logs=logs, horizon_s=horizon_s, overhead=overhead, report_statuses=dict(self._posts.statuses)
+            logs=logs,
+            start_s=self._start_s,
+            horizon_s=horizon_s,
+            overhead=overhead,
+            report_statuses=dict(self._posts.statuses),
         )
 
     async def _all(self, horizon_s: float, say: Callable[[str], None]) -> None:
@@ -162,6 +178,7 @@ class _Run:
     async def _stream(self, answer: Answer, request: bytes) -> None:
         log = answer.log
         await asyncio.sleep(log.due_s - (time.monotonic() - self._start_s))
+        log.begun_s = time.monotonic() - self._start_s
         try:
             await self._server.connect(answer)
         except OSError as error:
@@ -211,7 +228,9 @@ class _Run:
 
 
 def _log(index: int, ask: Ask) -> StreamLog:
-    return StreamLog(index=index, due_s=ask.due_s, person=ask.person, output_tokens=ask.output_tokens)
+    return StreamLog(
+        index=index, due_s=ask.due_s, person=ask.person, output_tokens=ask.output_tokens, sla=ask.sla
+    )
 
 
 def _allow_files(count: int) -> None:

@@ -24,7 +24,7 @@ class Overhead:
     cpu_share: float
     """Of one core, over the run."""
     late_p99_ms: float
-    """Requests sent after their scheduled time."""
+    """How long after its scheduled time the driver turned to a request."""
 
     def document(self) -> dict[str, float]:
         return asdict(self)
@@ -57,7 +57,7 @@ class OverheadMeter:
         await asyncio.gather(self._task, return_exceptions=True)
 
     def overhead(self, late_s: list[float]) -> Overhead:
-        """So far; `late_s`, by how much each request was sent late."""
+        """So far; `late_s`, by how much the driver was late for each request."""
         lags_ms = [1000 * lag for lag in self._lags_s]
         return Overhead(
             lag_p50_ms=percentile(lags_ms, 50),

@@ -15,15 +15,15 @@ from tokenflow_engine.policy.rows import paged
 
 __all__ = ["Device", "Event", "Events"]
 
+_RUNNING, _PARKED = int(Phase.RUNNING), int(Phase.PARKED)
+
 
 class Event(IntEnum):
     """What can happen outside a pass."""
 
     ARRIVED = 0
-    PAUSED = 1
-    RESUMED = 2
-    EVICTED = 3
-    LOADED = 4
+    EVICTED = 1
+    LOADED = 2
 
 
 class Events:
@@ -51,11 +51,11 @@ class Events:
 class Device:
     """Pages, copies, the host's pool. `granted`: waiting rows that the plan lets in, in its order."""
 
-    def __init__(self, machine: Machine, streams: Streams, events: Events) -> None:
+    def __init__(self, machine: Machine, streams: Streams, events: Events, *, overlap: bool = True) -> None:
         self.machine = machine
         self.streams = streams
         self.events = events
-        self.copies = Copies(machine)
+        self.copies = Copies(machine, overlap=overlap)
         self.free = machine.kv_tokens // machine.page_tokens * machine.page_tokens
         self.freeing = 0
         self.granted: list[int] = []
@@ -143,21 +143,19 @@ class Device:
         """All its tokens are generated: give back what it holds."""
         self._release(row)
         self.streams.move(row, DONE, now=now)
-        self.streams.last_at[row] = now
 
-    def write_ahead(self, rows: list[int], *, now: float, until: float) -> None:
+    def write_ahead(self, rows: Rows, *, now: float, until: float) -> None:
         """Copy dirty KV of `rows`, in this order, as far as the copy engine is idle in this time."""
         idle = min(self.copies.idle_tokens(now=now, until=until), self.host_free)
-        for row in rows:
-            if idle <= 0:
-                return
-            if self.streams.phase[row] not in (Phase.RUNNING, Phase.PARKED):
-                continue
-            context = int(self.streams.work.prompt[row] + self.streams.generated[row])
-            tokens = min(context - int(self.streams.synced[row]), idle)
-            self.streams.synced[row] += tokens
-            self.copies.wrote(tokens)
-            idle -= tokens
+        if idle <= 0:
+            return
+        phase = self.streams.phase[rows]
+        rows = rows[(phase == _RUNNING) | (phase == _PARKED)]
+        dirty = self.streams.context(rows) - self.streams.synced[rows]
+        before = np.cumsum(dirty) - dirty
+        tokens = np.clip(idle - before, 0, dirty)
+        self.streams.synced[rows] += tokens
+        self.copies.wrote(int(tokens.sum()))
 
     def check_integrity(self) -> None:
         """All pages are somewhere."""

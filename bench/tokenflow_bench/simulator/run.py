@@ -7,7 +7,10 @@ SGLang's `--enable-mixed-chunk`). Left out: sampling, prefix caching, the time a
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 import numpy as np
 
@@ -20,11 +23,44 @@ from tokenflow_engine.policy.base import EngineView, Phase, Plan, Policy
 from tokenflow_engine.policy.lengths import expected_output
 from tokenflow_engine.policy.rows import paged
 
-__all__ = ["Outcome", "simulate"]
+__all__ = ["Outcome", "Part", "Sample", "simulate"]
+
+# Plain numbers: looking up a member of an enumeration costs as much as a small array operation.
+_WAITING, _RUNNING, _PREFILLING, _PARKED, _LOADING = (
+    int(phase) for phase in (Phase.WAITING, Phase.RUNNING, Phase.PREFILLING, Phase.PARKED, Phase.LOADING)
+)
 
 _MOST_PREFILL = 16384
 """SGLang's `--max-prefill-tokens`."""
 _IDLE_S = 0.001
+
+
+class Part(StrEnum):
+    """What a run can be without."""
+
+    OFFLOAD = "offload"
+    """The host tier: who leaves loses its KV, and its context is prefilled again."""
+    WRITES = "writes"
+    """Write-through: KV goes to the host when its stream leaves, all of it, and not before."""
+    OVERLAP = "overlap"
+    """Copies beside each other and beside passes: loads and evictions wait for one another, and the next pass
+    for all of them."""
+    REPORTS = "reports"
+    """Knowledge of readers: pauses and changes of pace go unnoticed, everybody counts as reading at its rate.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The engine at one time: streams by place, and the share of KV memory that is taken."""
+
+    at_s: float
+    running: int
+    waiting: int
+    """Newcomers and whose KV was dropped."""
+    preempted: int
+    """Parked, in host memory, or on the way back."""
+    kv_share: float
 
 
 @dataclass(slots=True)
@@ -40,6 +76,7 @@ class Outcome:
     """Streams whose KV was dropped and computed again."""
     emergencies: int
     """Decode steps for which a policy other than the stock one had left no memory."""
+    samples: list[Sample] = field(default_factory=list)
 
 
 def simulate(
@@ -48,17 +85,24 @@ def simulate(
     policy: Policy,
     *,
     mixed: bool = True,
+    without: Collection[Part] = (),
     max_resident: int | None = None,
     mean_output: float | None = None,
     until_s: float = float("inf"),
+    sample_s: float = float("inf"),
 ) -> Outcome:
     """Run `workload` until all have finished, or until `until_s`.
 
     `mean_output`: what history says of lengths (by default the truth). `max_resident`: rows of the engine's
-    request table (by default as many as `max_running`, as SGLang has it).
+    request table (by default as many as `max_running`, as SGLang has it). `sample_s`: keep a sample about so
+    often.
     """
+    if Part.OFFLOAD in without:
+        machine = replace(machine, host_tokens=0)
     expected = float(workload.output.mean()) if mean_output is None else mean_output
-    return _Run(machine, workload, policy, mixed, max_resident or machine.max_running, expected).run(until_s)
+    resident = max_resident or machine.max_running
+    run = _Run(machine, workload, policy, mixed, frozenset(without), resident, expected, sample_s)
+    return run.run(until_s)
 
 
 @dataclass(slots=True)
@@ -75,8 +119,10 @@ class _Run:
         workload: Workload,
         policy: Policy,
         mixed: bool,
+        without: frozenset[Part],
         max_resident: int,
         mean_output: float,
+        sample_s: float,
     ) -> None:
         # As SGLang does on arrival: nobody may ask for more than an empty pool could hold.
         longest = machine.kv_tokens - workload.prompt - 2 * machine.page_tokens
@@ -84,13 +130,18 @@ class _Run:
         self.machine, self.workload, self.policy = machine, workload, policy
         self.mixed, self.max_resident, self.mean_output = mixed, max_resident, mean_output
         self.streams = Streams(workload)
+        self.without, self.sample_s = without, sample_s
+        self.samples: list[Sample] = []
+        self.sample_at = 0.0
         self.events = Events()
-        self.device = Device(machine, self.streams, self.events)
+        self.device = Device(machine, self.streams, self.events, overlap=Part.OVERLAP not in without)
         self.reserve = Reserve()
         self.plan = Plan(stock=True)
+        self.paces: list[tuple[float, int, float]] = []
+        """A heap of what started readers will do: when, row, factor of their rate from then on."""
         self.queue: list[int] = []
         """Waiting rows in the engine's own order."""
-        self.writing: list[int] = []
+        self.writing = self.streams.live()
         self.now = 0.0
         self.finished = self.plans = self.passes = self.emergencies = 0
         self.last_was_prefill = False
@@ -124,9 +175,11 @@ class _Run:
                 self._execute(work)
             else:
                 self.reserve.reset()
-                later = min(self.events.next_at(), self.plan.next_at)
+                pace_at = self.paces[0][0] if self.paces else float("inf")
+                later = min(self.events.next_at(), self.plan.next_at, pace_at)
                 assert later < float("inf"), "somebody waits, and nothing is ever to happen"
                 self.now = max(later, self.now + _IDLE_S)
+                self._change_paces()
         self.device.check_integrity()
         return Outcome(
             streams=self.streams,
@@ -136,11 +189,12 @@ class _Run:
             passes=self.passes,
             retractions=self.device.retractions,
             emergencies=self.emergencies,
+            samples=self.samples,
         )
 
     def _memory_is_short(self) -> bool:
         """The plan in force leaves no memory for the next step: plan again, before the engine retracts."""
-        return not self.plan.stock and self.device.growth(self.streams.rows(Phase.RUNNING)) > self.device.free
+        return not self.plan.stock and self.device.growth(self.streams.rows(_RUNNING)) > self.device.free
 
     def _happen(self) -> None:
         """All that was due by now."""
@@ -154,35 +208,41 @@ class _Run:
                 self.changed = True
             elif event is Event.EVICTED:
                 self.device.evicted(row, tokens)
-            elif event is Event.LOADED:
-                streams.move(row, Phase.RUNNING, now=self.now)
             else:
-                streams.read(np.array([row]), now=self.now)
-                streams.paused[row] = event is Event.PAUSED
+                streams.move(row, Phase.RUNNING, now=self.now)
+
+    def _change_paces(self) -> None:
+        """Readers who pause, go on, read faster or more slowly by now."""
+        while self.paces and self.paces[0][0] <= self.now:
+            at, row, factor = heapq.heappop(self.paces)
+            if self.streams.phase[row] != DONE:
+                self.streams.set_factor(row, factor, now=at)
                 self.changed = True
 
     def _decide(self) -> None:
         streams = self.streams
         live = streams.live()
-        streams.read(live, now=self.now)
         names = [str(row) for row in live.tolist()]
         self.plan = self.policy.plan(self._view(live), names)
         self.plans += 1
         self.changed = False
         self.device.apply(self.plan, live, now=self.now)
-        self.writing = live[self.plan.write].tolist()
-        waiting = set(streams.rows(Phase.WAITING).tolist())
-        known = set(self.queue)
-        self.queue = [row for row in self.queue if row in waiting]
-        self.queue += [row for row in sorted(waiting) if row not in known]
+        self.writing = live[self.plan.write] if Part.WRITES not in self.without else live[:0]
+        if Part.OVERLAP in self.without:
+            self.now = max(self.now, self.device.copies.idle_at)
+        waiting = streams.rows(_WAITING).tolist()
+        if waiting != self.queue:
+            held, known = set(waiting), set(self.queue)
+            self.queue = [row for row in self.queue if row in held]
+            self.queue += [row for row in waiting if row not in known]
 
     def _view(self, live: Rows) -> EngineView:
         streams, work, machine = self.streams, self.workload, self.machine
         phase = streams.phase[live]
         context = streams.context(live)
-        here = (phase == Phase.RUNNING) | (phase == Phase.PARKED)
-        rate = work.rate[live]
-        ended = work.output[streams.phase == DONE]
+        here = (phase == _RUNNING) | (phase == _PARKED)
+        factor = streams.factor[live]
+        rate = work.rate[live] * np.where(factor > 0, factor, 1.0)
         return EngineView(
             now=self.now,
             kv_tokens=machine.kv_tokens,
@@ -196,8 +256,8 @@ class _Run:
             costs=self,
             mean_output=expected_output(
                 streams.generated[live],
-                ended_tokens=float(ended.sum()),
-                ended=len(ended),
+                ended_tokens=float(streams.ended_tokens),
+                ended=streams.ended,
                 prior_tokens=self.mean_output,
             ),
             phase=phase,
@@ -208,15 +268,15 @@ class _Run:
             synced=np.where(here, np.minimum(streams.synced[live], context), 0),
             generated=streams.generated[live],
             max_output=work.max_output[live],
-            buffered=streams.generated[live] - streams.consumed[live],
+            buffered=streams.unread(live, now=self.now),
             rate=rate,
             rate_low=rate,
             rate_high=rate,
-            paused=streams.paused[live],
+            paused=factor == 0,
             machine=work.machine[live],
             weight=work.weight[live],
             ttft_target=work.ttft_target[live],
-            may_park=np.ones(len(live), dtype=bool),
+            may_park=work.may_park[live],
             since=streams.since[live],
             preemptions=streams.preemptions[live],
         )
@@ -224,7 +284,7 @@ class _Run:
     # Passes.
 
     def _next_pass(self) -> _Pass:
-        running = self.streams.rows(Phase.RUNNING)
+        running = self.streams.rows(_RUNNING)
         decoded_last = not self.last_was_prefill
         # Without mixed passes the engine prefills whenever it can; under a plan a decode step goes between.
         may_prefill = self.mixed or self.plan.stock or decoded_last or not len(running)
@@ -267,7 +327,7 @@ class _Run:
             chunk = min(chunk, self.plan.prefill_tokens)
         keep = self.device.growth(running) if self.mixed else 0
         chunks: list[tuple[int, int]] = []
-        for row in self.streams.rows(Phase.PREFILLING).tolist():
+        for row in self.streams.rows(_PREFILLING).tolist():
             tokens = min(int(self.streams.to_prefill[row]), chunk, self.device.free - keep - 1)
             if tokens > 0:
                 chunk -= self._take(row, tokens, chunks)
@@ -280,7 +340,7 @@ class _Run:
         streams, page = self.streams, self.machine.page_tokens
         room = self.reserve.room(streams, running, free=self.device.free) - keep
         room -= sum(Reserve.most_output(streams, row) + page for row, _ in chunks)
-        batch = len(running) + len(chunks) + len(streams.rows(Phase.LOADING))
+        batch = len(running) + len(chunks) + len(streams.rows(_LOADING))
         most = _MOST_PREFILL
         for row in list(self.queue):
             extend = int(streams.to_prefill[row])
@@ -297,8 +357,8 @@ class _Run:
     def _planned_admission(self, running: Rows, chunk: int, keep: int, chunks: list[tuple[int, int]]) -> None:
         """The plan's: in its order, as far as the pass and memory allow."""
         streams = self.streams
-        batch = len(running) + len(streams.rows(Phase.PREFILLING)) + len(streams.rows(Phase.LOADING))
-        resident = batch + len(streams.rows(Phase.PARKED))
+        batch = len(running) + len(streams.rows(_PREFILLING)) + len(streams.rows(_LOADING))
+        resident = batch + len(streams.rows(_PARKED))
         while self.device.granted and chunk > 0:
             row = self.device.granted[0]
             extend = int(streams.to_prefill[row])
@@ -323,10 +383,14 @@ class _Run:
         streams, device = self.streams, self.device
         until = self.now + work.seconds
         self.passes += 1
+        if self.now >= self.sample_at:
+            self._sample()
         device.grow_by_one(work.decode)
         prefilled = np.array([row for row, _ in work.chunks if not streams.to_prefill[row]], dtype=np.int64)
-        device.write_ahead(self.writing, now=self.now, until=until)
+        if len(self.writing):
+            device.write_ahead(self.writing, now=self.now, until=until)
         self.now = until
+        self._change_paces()
         streams.generate(work.decode, now=until)
         for row in prefilled.tolist():
             self._first_token(row)
@@ -338,13 +402,27 @@ class _Run:
     def _first_token(self, row: int) -> None:
         """A prefill is done: it gives one token, the first or the next after its KV was dropped."""
         streams = self.streams
-        if not streams.generated[row] and self.workload.pauses:
-            for begin, end in self.workload.pauses[row]:
-                self.events.add(self.now + begin, Event.PAUSED, row)
-                self.events.add(self.now + end, Event.RESUMED, row)
+        if not streams.generated[row] and self.workload.spans and Part.REPORTS not in self.without:
+            for after_s, factor in self.workload.person(row).changes():
+                heapq.heappush(self.paces, (self.now + after_s, row, factor))
         streams.generate(np.array([row]), now=self.now)
         streams.move(row, Phase.RUNNING, now=self.now)
         if streams.generated[row] >= self.workload.output[row]:
             self.device.finish(row, now=self.now)
             self.finished += 1
             self.changed = True
+
+    def _sample(self) -> None:
+        streams, device = self.streams, self.device
+        running, waiting = len(streams.rows(_RUNNING)), len(streams.rows(_WAITING))
+        prefilling = len(streams.rows(_PREFILLING))
+        self.samples.append(
+            Sample(
+                self.now,
+                running + prefilling,
+                waiting,
+                len(streams.live()) - running - prefilling - waiting,
+                1.0 - device.free / device.free_at_most,
+            )
+        )
+        self.sample_at = self.now + self.sample_s

@@ -6,21 +6,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenflow_bench.workload import Workload
-from tokenflow_engine.policy.base import Phase
 
 __all__ = ["DONE", "FUTURE", "Streams"]
 
 Rows = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 FUTURE, DONE = 100, 101
 """Phases that no policy sees."""
 
 
 class Streams:
-    """One row a request of the workload. Readers read at their rate whenever there is something to read.
+    """One row a request of the workload.
 
-    `stalled_s` is the time a reader spent on an empty buffer after the first token and before the last,
-    pauses apart. `useful` sums the weights of the paper's effective throughput.
+    Readers are fluid: a token is 1/rate seconds of reading, done whenever there is text and the reader reads.
+    Each has a clock of its own, which runs at the reader's `factor` (0 in a pause, 1 at its rate), and
+    `read_at` is the time on that clock at which all text so far will have been read.
     """
 
     def __init__(self, workload: Workload) -> None:
@@ -28,9 +29,8 @@ class Streams:
         self.work = workload
         self.phase = np.full(count, FUTURE, dtype=np.int8)
         self.generated = np.zeros(count, dtype=np.int64)
-        self.consumed = np.zeros(count)
-        self.paused = np.zeros(count, dtype=bool)
-        self.read_until = np.zeros(count)
+        self.factor = np.ones(count)
+        self.read_at = np.full(count, -np.inf)
         self.to_prefill = np.zeros(count, dtype=np.int64)
         self.held = np.zeros(count, dtype=np.int64)
         """Device tokens, whole pages."""
@@ -38,18 +38,30 @@ class Streams:
         """Tokens that the host holds."""
         self.since = np.zeros(count)
         self.preemptions = np.zeros(count, dtype=np.int64)
-        self.first_at = np.full(count, np.nan)
-        self.last_at = np.full(count, np.nan)
-        self.stalled_s = np.zeros(count)
-        self.useful = np.zeros(count)
+        self.ended_tokens = self.ended = 0
+        self._clock = np.zeros(count)
+        """Time of each reader's clock at `_clock_set`."""
+        self._clock_set = np.zeros(count)
+        self._token_seconds = 1.0 / workload.rate
+        self._first_token = np.concatenate([[0], np.cumsum(workload.output)])
+        self._token_at = np.full(int(self._first_token[-1]), np.nan)
+        self._rows: dict[int, Rows] = {}
+        """By phase, until somebody moves."""
+        self._live: Rows | None = None
 
-    def rows(self, phase: Phase) -> Rows:
-        """Rows in this phase, in order of arrival."""
-        return np.flatnonzero(self.phase == phase)
+    def rows(self, phase: int) -> Rows:
+        """Rows in this phase, in order of arrival. Not to be written to."""
+        rows = self._rows.get(phase)
+        if rows is None:
+            live = self.live()
+            rows = self._rows[phase] = live[self.phase[live] == phase]
+        return rows
 
     def live(self) -> Rows:
-        """Arrived and not finished."""
-        return np.flatnonzero(self.phase < FUTURE)
+        """Arrived and not finished. Not to be written to."""
+        if self._live is None:
+            self._live = np.flatnonzero(self.phase < FUTURE)
+        return self._live
 
     def context(self, rows: Rows) -> Rows:
         """Prompt and generated tokens."""
@@ -57,26 +69,39 @@ class Streams:
 
     def move(self, row: int, phase: int, *, now: float) -> None:
         """Change the row's place."""
+        before = int(self.phase[row])
+        self._rows.pop(before, None)
+        self._rows.pop(phase, None)
+        if before >= FUTURE or phase >= FUTURE:
+            self._live = None
         self.phase[row] = phase
         self.since[row] = now
+        if phase == DONE:
+            self.ended += 1
+            self.ended_tokens += int(self.work.output[row])
 
-    def read(self, rows: Rows, *, now: float) -> None:
-        """Let the readers of `rows` read until `now`."""
-        passed = now - self.read_until[rows]
-        self.read_until[rows] = now
-        reading = ~self.paused[rows] & (self.generated[rows] > 0)
-        rows, passed = rows[reading], passed[reading]
-        rate = self.work.rate[rows]
-        unread_s = (self.generated[rows] - self.consumed[rows]) / rate
-        self.consumed[rows] += rate * np.minimum(passed, unread_s)
-        waiting = ~self.work.machine[rows] & (self.generated[rows] < self.work.output[rows])
-        self.stalled_s[rows[waiting]] += np.maximum(passed - unread_s, 0.0)[waiting]
+    def set_factor(self, row: int, factor: float, *, now: float) -> None:
+        """The row's reader reads at `factor` times its rate from now on; 0: it pauses."""
+        self._clock[row] += self.factor[row] * (now - self._clock_set[row])
+        self._clock_set[row] = now
+        self.factor[row] = factor
+
+    def unread(self, rows: Rows, *, now: float) -> Floats:
+        """Generated tokens that the rows' readers have not read."""
+        seconds = np.maximum(self.read_at[rows] - self._clock_of(rows, now), 0.0)
+        return np.minimum(seconds * self.work.rate[rows], self.generated[rows])
 
     def generate(self, rows: Rows, *, now: float) -> None:
         """One more token for each of `rows`."""
-        self.read(rows, now=now)
-        first = rows[self.generated[rows] == 0]
-        self.first_at[first] = now
+        self._token_at[self._first_token[rows] + self.generated[rows]] = now
         self.generated[rows] += 1
-        share = (self.generated[rows] - self.consumed[rows]) / self.work.output[rows]
-        self.useful[rows] += np.clip((0.2 - share) / 0.1, 0.0, 1.0)
+        begin = np.maximum(self.read_at[rows], self._clock_of(rows, now))
+        self.read_at[rows] = begin + self._token_seconds[rows]
+
+    def token_s(self, row: int) -> Floats:
+        """When each token of the row was generated, so far."""
+        first = int(self._first_token[row])
+        return self._token_at[first : first + int(self.generated[row])]
+
+    def _clock_of(self, rows: Rows, now: float) -> Floats:
+        return self._clock[rows] + self.factor[rows] * (now - self._clock_set[rows])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tokenflow_engine.control.parts import ALL_PARTS, Parts
 from tokenflow_engine.policy.base import Place, Plan
 
 __all__ = ["STOCK", "Orders"]
@@ -21,6 +22,7 @@ class Orders(msgspec.Struct, kw_only=True, frozen=True, array_like=True):
     admit: list[str] = []
     prefill_tokens: int | None = None
     write: list[str] = []
+    parts: Parts = ALL_PARTS
 
     @classmethod
     def of(cls, plan: Plan, ids: list[str]) -> Orders:

@@ -44,7 +44,14 @@ class Outbox:
         del self._due[owner]
         latest = self._latest.pop(owner).values()
         states = [
-            StreamState(rid=u.rid, state=u.state, generated=u.generated, buffered=u.buffered, reason=u.reason)
+            StreamState(
+                rid=u.rid,
+                state=u.state,
+                generated=u.generated,
+                buffered=u.buffered,
+                reason=u.reason,
+                offloaded=u.offloaded,
+            )
             for u in latest
         ]
         return StreamStates(at=at, states=states)

@@ -46,6 +46,8 @@ class Update(NamedTuple):
     """Tokens not read yet, by what is known of the reader."""
     reason: str | None = None
     """Why it waits or is parked."""
+    offloaded: bool = False
+    """Its KV is off the device, or on its way back."""
 
 
 class Confirmation(NamedTuple):

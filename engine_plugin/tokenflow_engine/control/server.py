@@ -117,10 +117,12 @@ class LinkServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving and wait for the thread; what is still queued is not sent."""
+        """Stop serving and wait for the thread, if it runs; what is still queued is not sent."""
         self._closing = True
         self._wakeup.ring()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._context.destroy(linger=0)
         self._release()
 
     def _release(self) -> None:
@@ -186,7 +188,6 @@ class LinkServer:
             except Exception:  # noqa: BLE001 - the thread outlives any one message
                 self._failures.log(_logger, "turn", "TokenFlow link: an error was caught", exc_info=True)
                 time.sleep(_AFTER_ERROR_S)
-        self._context.destroy(linger=0)
 
     def _sources(self) -> list[zmq.Socket[bytes] | int]:
         handshakes = None if self._handshakes is None else self._handshakes.socket

@@ -50,6 +50,7 @@ class _Part:
     counts_as_part: bool
     generated: int = 0
     state: State = "waiting"
+    offloaded: bool = False
 
 
 @dataclass(slots=True)
@@ -89,6 +90,11 @@ class _Stream:
             yield from self.live
 
     @property
+    def is_offloaded(self) -> bool:
+        """The KV of one of its requests is off the device, and none of them runs."""
+        return self.state != "running" and any(part.offloaded for part in self.live.values())
+
+    @property
     def is_over(self) -> bool:
         """All of its requests came and went."""
         return not self.live and self.ended >= self.total
@@ -120,6 +126,7 @@ class StreamBook:
         self._changed: dict[str, _Stream] = {}
         self._confirmations: list[Confirmation] = []
         self._tombstones = Tombstones()
+        self._changed_readers: dict[str, None] = {}
         self.has_urgent_updates = False
         """Whether a state (not just a count) changed since `take_updates`."""
 
@@ -148,6 +155,7 @@ class StreamBook:
         stream.opening = opening or StreamOpened(rid=rid, at=0.0, declared_rate=declared_rate)
         if stream.buffer is None:
             stream.buffer = VirtualBuffer(rate=declared_rate or DEFAULT_RATE, now=now)
+        self._reader_changed(stream)
         if stream.live or stream.ended:
             self._tell(stream, urgent=True)
 
@@ -159,6 +167,7 @@ class StreamBook:
         stream.buffer.generate(stream.generated, now=now)
         if stream.buffer.report(reading, now=now):
             stream.rates = (reading.rate_low, reading.rate_high)
+            self._reader_changed(stream)
 
     def lost(self, owner: Owner, *, now: float) -> None:
         """Nobody reports on this gateway's readers any more: all read on at the rate they declared."""
@@ -166,6 +175,7 @@ class StreamBook:
             if stream.owner == owner and stream.buffer is not None:
                 stream.buffer.forget_reader(rate=stream.declared_rate or DEFAULT_RATE, now=now)
                 stream.rates = None
+                self._reader_changed(stream)
 
     def closed(self, rid: str, *, owner: Owner, now: float) -> list[str]:
         """The requests to abort for a stream its gateway is done with; `take_confirmations` tells the end."""
@@ -200,6 +210,7 @@ class StreamBook:
         if rid not in self._parts:
             counts = not (is_warm_up and origin.is_sample)
             self._parts[rid] = stream.live[rid] = _Part(stream, counts)
+            self._reader_changed(stream)
         self._tell(stream, urgent=True)
         closer = self._tombstones.find(stream.rid, now=now)
         if closer is None:
@@ -220,11 +231,11 @@ class StreamBook:
             part.state = "running"
         self._tell(part.stream, urgent=became_running)
 
-    def moved(self, rid: str, state: State) -> None:
-        """The request waits or runs."""
+    def moved(self, rid: str, state: State, *, offloaded: bool = False) -> None:
+        """The request waits, runs or is parked, and then its KV may be off the device."""
         part = self._parts.get(rid)
-        if part is not None and part.state != state:
-            part.state = state
+        if part is not None and (part.state, part.offloaded) != (state, offloaded):
+            part.state, part.offloaded = state, offloaded
             self._tell(part.stream, urgent=True)
 
     def touched(self, rid: str) -> None:
@@ -240,6 +251,8 @@ class StreamBook:
             return
         stream = part.stream
         del stream.live[rid]
+        self._changed_readers.pop(rid, None)
+        self._reader_changed(stream)
         stream.ended += part.counts_as_part
         stream.ended_tokens += part.generated
         stream.any_aborted |= aborted
@@ -301,6 +314,13 @@ class StreamBook:
             may_park=opening.may_park,
         )
 
+    def take_changed_readers(self) -> Iterable[str]:
+        """The requests whose reader has changed since the last call, other than by reading on."""
+        if not self._changed_readers:
+            return ()
+        changed, self._changed_readers = self._changed_readers, {}
+        return changed
+
     def take_updates(
         self, *, now: float, reason: Callable[[str], str | None] = lambda _rid: None
     ) -> list[Update]:
@@ -310,7 +330,15 @@ class StreamBook:
         """
         changed, self._changed, self.has_urgent_updates = self._changed, {}, False
         return [
-            Update(s.owner, s.rid, s.state, s.generated, s.buffered(now), _first(map(reason, s.idle_parts())))
+            Update(
+                s.owner,
+                s.rid,
+                s.state,
+                s.generated,
+                s.buffered(now),
+                _first(map(reason, s.idle_parts())),
+                s.is_offloaded,
+            )
             for s in changed.values()
             if s.owner is not None
         ]
@@ -328,6 +356,7 @@ class StreamBook:
             "closing": len(self._closing),
             "over": len(self._over),
             "tombstones": len(self._tombstones),
+            "changed_readers": len(self._changed_readers),
         }
 
     def check_integrity(self) -> None:
@@ -358,6 +387,9 @@ class StreamBook:
         if stream is not None and stream.owner is not None:
             return Lineage(rid, 1)
         return lineage(rid)
+
+    def _reader_changed(self, stream: _Stream) -> None:
+        self._changed_readers.update(dict.fromkeys(stream.live))
 
     def _tell(self, stream: _Stream, *, urgent: bool) -> None:
         if stream.owner is None:

@@ -17,13 +17,13 @@ any time. Those of a stream that goes host-only, once `detach` has said True. Th
 once `drop` has said True or `poll` has reported it `RELEASED`. Others are still read (or written, by a load)
 by a copy.
 
-**Tensor parallelism.** Copies finish at different times on different ranks. What the ranks must decide alike
-may not rest on `poll`, `synced` or `detach` of one of them: let the ranks agree on the slowest.
+**Tensor parallelism.** Each rank has a manager of its own, over an `AgreedTransfer`, and calls it as the
+others do: then `poll`, `synced`, `detach` and the rest answer the same on all ranks, at every step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -117,14 +117,22 @@ class OffloadManager:
     """What of which stream is in host memory, and the copies that change it.
 
     `page_tokens` is the unit in which host memory is given out, independent of the device's pages. No more
-    than about `ahead_s` seconds of copies are with the backend at a time. With `verify`, each token's host
-    copy is checksummed when written and compared before it is loaded: slow, for tests.
+    than about `ahead_s` seconds of copies are with the backend at a time. `common_s` makes of a time that
+    this rank measured one that all ranks know. With `verify`, each token's host copy is checksummed when
+    written and compared before it is loaded: slow, for tests of one rank.
     """
 
     def __init__(
-        self, transfer: Transfer, *, page_tokens: int = 16, ahead_s: float = 0.02, verify: bool = False
+        self,
+        transfer: Transfer,
+        *,
+        page_tokens: int = 16,
+        ahead_s: float = 0.02,
+        common_s: Callable[[float], float] = float,
+        verify: bool = False,
     ) -> None:
         self._transfer = transfer
+        self._common_s = common_s
         self._page_tokens = page_tokens
         self._verify = verify
         self._pages = HostPages(transfer.host_tokens // page_tokens)
@@ -158,7 +166,7 @@ class OffloadManager:
 
     def budget_tokens(self, iteration_s: float) -> int:
         """Tokens that can be written within `iteration_s`, behind what is queued, at the measured rate."""
-        return max(0, self._writes.tokens_within(iteration_s) - self._writes.tokens)
+        return max(0, self._writes.tokens_within(self._common_s(iteration_s)) - self._writes.tokens)
 
     def prepare_forward(self) -> None:
         """Before every launch of a forward pass: what was queued goes to the backend, to run beside it."""

@@ -8,6 +8,7 @@ from dataclasses import fields
 import numpy as np
 
 from tokenflow_engine.policy.base import EngineView, Phase, Plan
+from tokenflow_engine.policy.crowd import Crowd
 from tokenflow_engine.policy.options import Options
 from tokenflow_engine.policy.planning import Planning
 from tokenflow_engine.policy.rows import in_batch, outside, running
@@ -18,11 +19,15 @@ __all__ = ["Adaptive"]
 class Adaptive:
     """Stateless: hysteresis comes from the view's `since`, so equal views give equal plans.
 
-    Nobody starves. A started stream whose reader is dry is brought back at once where a stream far enough
-    ahead or free room is found, and after `starving_s` outside it takes a place from any stream that has had
-    its `least_s`, so it waits at most `starving_s + least_s * (number of starving ones before it)` beyond the
-    time the engine needs to bring it back. A newcomer waits until the demand of those before it in its own
-    and heavier classes has gone down; with no reader's stream inside it always gets in.
+    Nobody starves, however much memory it takes. A started stream whose reader is dry is brought back at
+    once where a stream far enough ahead or free room is found. After `hold_s` outside, what is free is kept
+    for it, so that small ones do not take it for ever. After `starving_s` it takes a place from any stream
+    but those that came in as late and have not had their `stay_s`: it waits at most `starving_s + stay_s *
+    (number of starving ones before it)` beyond the time the engine needs to bring it back, if all that run
+    may be parked; those that may not have to end first. A newcomer waits until the demand of those before it
+    in its own and heavier classes has gone down; once it is `hold_s` late, what those inside leave is kept
+    for it. With no reader's stream inside it always gets in. For a lead of others it waits until it is
+    `hold_s` late, at most. A machine waits as long as a started stream, and `patience_s`.
     """
 
     name = "adaptive"
@@ -35,7 +40,14 @@ class Adaptive:
 
     def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
         """See `Policy.plan`."""
-        return _stock_plan(view, self._options) or Planning(view, self._options).plan()
+        options = self._options
+        stock = _stock_plan(view, options)
+        if stock is not None:
+            return stock
+        crowd = Crowd.of(view, most=options.most, patience_s=options.patience_s)
+        if crowd is None:
+            return Planning(view, options).plan()
+        return Planning(crowd.rest(), options, crowd=crowd).plan().of_whole(crowd.kept)
 
 
 def _stock_plan(view: EngineView, options: Options) -> Plan | None:

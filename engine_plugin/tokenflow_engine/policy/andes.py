@@ -14,9 +14,11 @@ import numpy as np
 
 from tokenflow_engine.policy.base import Bools, EngineView, Floats, Plan, Reason
 from tokenflow_engine.policy.draft import Draft
+from tokenflow_engine.policy.room import free_memory, parked, wake
 from tokenflow_engine.policy.rows import in_batch, lowest, outside, preempted, running, started
 from tokenflow_engine.policy.slack import Line, return_costs
 from tokenflow_engine.policy.ticks import Ticks
+from tokenflow_engine.policy.turns import Turns
 
 __all__ = ["Andes"]
 
@@ -28,10 +30,9 @@ class Andes:
     """``QoE = 1 - S_delay / S_whole``: areas between the actual and the ideal consumption timeline.
 
     A request's gain is the QoE it loses within `horizon_s` if it waits, less what it loses if it is served.
-    Ranks have no term for waiting alone, but a waiting reader's loss grows with the square of its delay while
-    the gain of one with unread text is zero: every stream is chosen again once its buffer has run out.
-    `least_gain` (ours) is the QoE that a pair must gain beyond its overhead: without it the refiner swaps
-    five times as much, for nothing.
+    Ours: `least_gain` is the QoE that a pair must gain beyond its overhead: without it the refiner swaps five
+    times as much, for nothing. And ranks have no term for waiting: who has been outside for `starving_s` gets
+    its turn and stays for `stay_s` (`Turns` states the bound).
     """
 
     name = "andes"
@@ -44,7 +45,10 @@ class Andes:
         occupancy: float = 0.9,
         pairs: int = 16,
         least_gain: float = 0.01,
+        starving_s: float = 30.0,
+        stay_s: float = 2.0,
     ) -> None:
+        self._turns = Turns(after_s=starving_s, stay_s=stay_s)
         self._least_gain = least_gain
         self._horizon_s = horizon_s
         self._interval_s = interval_s
@@ -60,14 +64,21 @@ class Andes:
             return Plan(stock=True, next_at=view.now + self._interval_s)
         draft = Draft(view, steps=4)
         tick = self._ticks.due(view.now)
-        if draft.soon < 0 or (tick and self._triggered(view)):
-            self._repack(view, draft)
-        for row in np.flatnonzero(away & ~_taken(view, draft)).tolist():
-            if not draft.bring(row, Reason.RESUMED):
-                break
-        for row in np.flatnonzero(out & ~away & ~_taken(view, draft)).tolist():
-            if not draft.bring(row, Reason.ADMITTED):
-                break
+        swaps = draft.soon < 0 or (tick and self._triggered(view))
+        late = self._turns.next(view)
+        if swaps or late is not None:
+            chosen, gain = self._best(view)
+            kept = chosen + 2.0 * self._turns.stays(view)
+            free_memory(draft, gain + (gain.max() + 1.0) * kept)
+            if (late is None or self._turns.give(draft, late, gain)) and swaps:
+                self._swap(view, draft, chosen, gain)
+        here = parked(view)
+        lines = [np.flatnonzero(rows) for rows in (here, away & ~here, out & ~away)]
+        for line, reason in zip(lines, (Reason.RESUMED, Reason.RESUMED, Reason.ADMITTED), strict=True):
+            for row in line.tolist():
+                if not draft.taken(row) and not draft.bring(row, reason):
+                    break
+        draft = wake(draft, np.concatenate(lines))
         return draft.finish(next_at=min(self._ticks.next_at, draft.full_at()))
 
     def _triggered(self, view: EngineView) -> bool:
@@ -82,20 +93,12 @@ class Andes:
         step_s = view.costs.decode_s(batch, float(view.context[inside].sum()))
         return bool(step_s * view.rate[inside].max() > 1.0)
 
-    def _repack(self, view: EngineView, draft: Draft) -> None:
+    def _swap(self, view: EngineView, draft: Draft, chosen: Bools, gain: Floats) -> None:
         """The best batch of the best size, reached by pairs that pay for themselves."""
-        chosen, gain = self._best(view)
-        leaving = running(view) & ~chosen & view.may_park
-        coming = outside(view) & chosen
-        first = lowest(-gain, np.flatnonzero(coming), self._pairs).tolist()
+        leaving = running(view) & ~chosen & view.may_park & ~self._turns.stays(view)
+        leaving[list(draft.plan.reasons)] = False
+        first = lowest(-gain, np.flatnonzero(outside(view) & chosen), self._pairs).tolist()
         last = lowest(gain, np.flatnonzero(leaving), 4 * self._pairs).tolist()
-        while draft.soon < 0 and last:
-            draft.evict(last.pop(0), Reason.MEMORY)
-        if draft.soon < 0:
-            for row in lowest(gain, np.flatnonzero(running(view) & view.may_park & ~leaving), 64).tolist():
-                draft.evict(row, Reason.MEMORY)
-                if draft.soon >= 0:
-                    break
         costs = return_costs(
             view, load=Line.through(view.costs.load_s), prefill=Line.through(view.costs.prefill_s)
         )
@@ -106,14 +109,16 @@ class Andes:
             needed = draft.needs(row) - draft.soon
             places = 1 - min(draft.places, draft.rows)
             worth = float(gain[row])
-            while (needed > 0 or places > 0) and last and last[0] != row:
+            while (needed > 0 or places > 0) and last:
                 victim = last.pop(0)
                 victims.append(victim)
                 needed -= int(view.owned[victim])
                 places -= 1
                 worth -= float(gain[victim])
-            least = self._least_gain + self._overhead(view, float(costs[row]))
-            if needed > 0 or places > 0 or worth <= least:
+            if needed > 0 or places > 0:
+                last = victims + last
+                continue
+            if worth <= self._least_gain + self._overhead(view, float(costs[row])):
                 break
             for victim in victims:
                 draft.evict(victim, Reason.AHEAD)
@@ -168,9 +173,3 @@ class Andes:
         rate, buffered, arrived = view.rate[rows], view.buffered[rows], view.arrived[rows]
         lost = 0.5 * rate * np.maximum(seconds - buffered / rate, 0.0) ** 2
         return float((lost / (0.5 * rate * (view.now - arrived + self._horizon_s) ** 2)).sum())
-
-
-def _taken(view: EngineView, draft: Draft) -> Bools:
-    taken = np.zeros(len(view), dtype=bool)
-    taken[list(draft.plan.reasons)] = True
-    return taken

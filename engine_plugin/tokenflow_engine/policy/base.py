@@ -8,7 +8,7 @@ are KV tokens of the engine, times are seconds of one monotonic clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Protocol
 
@@ -164,6 +164,14 @@ class EngineView:
     def __len__(self) -> int:
         return len(self.phase)
 
+    def part(self, rows: Ints) -> EngineView:
+        """The same engine with these rows only."""
+        return replace(self, **{name: getattr(self, name).take(rows) for name in _COLUMNS})
+
+
+_NAMES = [field.name for field in fields(EngineView)]
+_COLUMNS = _NAMES[_NAMES.index("phase") :]
+
 
 @dataclass(slots=True, kw_only=True)
 class Plan:
@@ -193,9 +201,24 @@ class Plan:
     write: list[int] = field(default_factory=list)
     """RUNNING or PARKED: whose KV to copy to the host first, likeliest victims first."""
     reasons: dict[int, Reason] = field(default_factory=dict)
-    """For every row in a list, and for every waiting row that is not admitted."""
+    """For every row in a list, and for others that it has something to say of."""
+    why_waiting: Reason = Reason.NONE
+    """For every WAITING row without a reason of its own."""
     next_at: float = float("inf")
     """Plan again by then even if nothing happens: the next time a slack or a horizon runs out."""
+
+    def of_whole(self, rows: Ints) -> Plan:
+        """The same plan, which was made for `part(rows)` of a view, for all of it."""
+        return replace(
+            self,
+            park=[rows.item(row) for row in self.park],
+            evict=[rows.item(row) for row in self.evict],
+            resume=[rows.item(row) for row in self.resume],
+            load=[(rows.item(row), place) for row, place in self.load],
+            admit=[rows.item(row) for row in self.admit],
+            write=[rows.item(row) for row in self.write],
+            reasons={rows.item(row): why for row, why in self.reasons.items()},
+        )
 
 
 class Policy(Protocol):

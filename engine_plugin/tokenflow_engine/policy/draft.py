@@ -30,27 +30,38 @@ class Draft:
         self.view = view
         self.plan = Plan()
         page = view.page_tokens
-        inside, decoding = in_batch(view), running(view)
-        held = -(-view.context // page) * page
-        grown = -(-(view.context + steps) // page) * page
-        self._phase = view.phase
-        self._growth = grown - held
-        self._needs = np.where(view.phase == _PARKED, self._growth, grown)
+        inside, decoding, parked = in_batch(view), running(view), view.phase == _PARKED
+        grown = view.context + steps
+        growth = np.full_like(grown, steps)
+        if page > 1:
+            grown = -(-grown // page) * page
+            growth = grown - -(-view.context // page) * page
+        self._phases: list[int] = view.phase.tolist()
+        self._growth = growth
+        self._needs = np.where(parked, growth, grown)
+        batch, coming = int(np.count_nonzero(inside)), int(np.count_nonzero(inside & ~decoding))
         # A load has taken its pages; a prefill takes those of the rest of its prompt as it goes on.
-        reserve = int(self._growth[decoding].sum()) + int(view.prefill[inside].sum())
-        reserve += int((inside & ~decoding).sum()) * -(-steps // page) * page
+        reserve = int(growth[decoding].sum()) + coming * -(-steps // page) * page
+        if coming:
+            reserve += int(view.prefill[inside].sum())
         self.free = view.kv_free - reserve
         self.soon = self.free + view.kv_freeing
-        self.places = view.max_running - int(inside.sum())
-        self.rows = view.max_resident - int((inside | (view.phase == _PARKED)).sum())
+        self.places = view.max_running - batch
+        self.rows = view.max_resident - batch - int(np.count_nonzero(parked))
 
     def needs(self, row: int) -> int:
         """Tokens of free memory that the row takes when it comes into the batch."""
-        return int(self._needs[row])
+        needed: int = self._needs.item(row)
+        return needed
 
     def needs_of(self, rows: Bools) -> int:
         """The same for several."""
         return int(self._needs[rows].sum())
+
+    def beyond_all(self) -> Bools:
+        """Rows that an empty pool could not take."""
+        rows: Bools = self._needs > self.view.kv_tokens
+        return rows
 
     def fits(self, row: int) -> bool:
         """There is a place for it now."""
@@ -64,7 +75,7 @@ class Draft:
         """Put the row into the batch, as its phase asks for. False if there is no place for it now."""
         if not self.fits(row):
             return False
-        phase = self._phase[row]
+        phase = self._phases[row]
         if phase == _PARKED:
             self.plan.resume.append(row)
         elif phase == _OFFLOADED:
@@ -81,15 +92,15 @@ class Draft:
         self.free -= needs
         self.soon -= needs
         self.places -= 1
-        self.rows -= int(self._phase[row] != _PARKED)
+        self.rows -= int(self._phases[row] != _PARKED)
         self.plan.reasons[row] = reason
 
     def evict(self, row: int, reason: Reason) -> None:
         """Take the row's KV off the device. What the host holds already is free at once."""
-        decoding = self._phase[row] == _RUNNING
-        owned, synced = int(self.view.owned[row]), int(self.view.synced[row])
+        decoding = self._phases[row] == _RUNNING
+        owned, synced = self.view.owned.item(row), self.view.synced.item(row)
         page = self.view.page_tokens
-        growth = int(self._growth[row]) if decoding else 0
+        growth = self._growth.item(row) if decoding else 0
         self.free += growth + min(synced, owned) // page * page
         self.soon += growth + owned
         self.rows += 1
@@ -99,9 +110,9 @@ class Draft:
 
     def park(self, row: int, reason: Reason) -> None:
         """Out of the batch; its KV stays."""
-        assert self._phase[row] == _RUNNING, "only running streams can be parked"
-        self.free += int(self._growth[row])
-        self.soon += int(self._growth[row])
+        assert self._phases[row] == _RUNNING, "only running streams can be parked"
+        self.free += self._growth.item(row)
+        self.soon += self._growth.item(row)
         self.places += 1
         self.plan.park.append(row)
         self.plan.reasons[row] = reason
@@ -113,7 +124,7 @@ class Draft:
     def full_at(self) -> float:
         """When the batch, growing as it decodes, will have used up `free`; at least one step from now."""
         rows = running(self.view)
-        batch = int(rows.sum())
+        batch = int(np.count_nonzero(rows))
         if not batch:
             return float("inf")
         step_s = self.view.costs.decode_s(batch, float(self.view.context[rows].sum()))
@@ -121,11 +132,9 @@ class Draft:
 
     def finish(self, *, next_at: float, why_waiting: Reason = Reason.NO_ROOM) -> Plan:
         """The plan. Waiting rows that it does not admit, and that have no reason yet, get `why_waiting`."""
-        reasons = dict.fromkeys(np.flatnonzero(self._phase == _WAITING).tolist(), why_waiting)
-        reasons.update(self.plan.reasons)
-        self.plan.reasons = reasons
+        self.plan.why_waiting = why_waiting
         self.plan.next_at = next_at
         return self.plan
 
     def _has_place(self, row: int) -> bool:
-        return self.places > 0 and (self.rows > 0 or self._phase[row] == _PARKED)
+        return self.places > 0 and (self.rows > 0 or self._phases[row] == _PARKED)

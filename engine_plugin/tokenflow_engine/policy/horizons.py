@@ -8,6 +8,7 @@ sum of rates sees neither leads nor remaining lengths; no gate at all costs stal
 from __future__ import annotations
 
 from dataclasses import dataclass
+from threading import local
 
 import numpy as np
 
@@ -20,6 +21,8 @@ HORIZONS_S = np.array([2.0, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256])
 """Finer than powers of two: short answers end between those, and the work that is due is most just before
 they do."""
 
+_HORIZONS = HORIZONS_S.tolist()
+_scratch = local()
 _COMPANY = 8
 """So many always fit: no reader is promised more than it would get in such a batch, however fast it reads."""
 
@@ -30,13 +33,13 @@ class Gate:
 
     `efficiency`: share of the modelled capacity that may be promised while streams have to take turns in
     memory; `efficiency_resident` while all have a place in the batch. `paused_share`: share of its rate that
-    a paused reader is counted with, because it comes back. `keep_tokens`: lead that streams which take turns
-    must still have at each horizon, to be away for a while.
+    a paused reader is counted with, because it comes back. `keep_s`: how long one turn in memory lasts.
+    Readers must still have a lead for the turns of others at each horizon at which there are any.
     """
 
     efficiency: float
     efficiency_resident: float
-    keep_tokens: float
+    keep_s: float
     paused_share: float
 
     def passing(
@@ -48,14 +51,22 @@ class Gate:
         first, and what the light ones were promised does not hold back a heavier newcomer.
         """
         rows = np.concatenate([np.flatnonzero(inside), order])
-        mean_context = float(view.context[rows].mean())
+        mean_context = float(view.context.take(rows).mean())
         company = min(_COMPANY, self._places(view, mean_context))
         most = 0.9 * self.efficiency_resident / view.costs.decode_s(company, company * mean_context)
-        rate = np.minimum(view.rate, most) * np.where(view.paused, self.paused_share, 1.0)
-        keep = self.keep_tokens if len(rows) > self._places(view, mean_context) else 0.0
-        demand = _Demand.of(view, rows, remaining=remaining, prefill=prefill, rate=rate, keep=keep)
+        rate = np.minimum(view.rate, most)
+        rate[view.paused] *= self.paused_share
+        demand = _demand(
+            view,
+            rows,
+            remaining=remaining,
+            prefill=prefill,
+            rate=rate,
+            keep_s=self.keep_s,
+            streams=len(rows) - len(order) + 1,
+        )
         first = len(rows) - len(order)
-        weight = view.weight[rows]
+        weight = view.weight.take(rows)
         counted = np.zeros(len(rows))
         passed = np.zeros(len(rows), dtype=bool)
         for level in sorted(set(weight[first:].tolist()), reverse=True):
@@ -66,29 +77,26 @@ class Gate:
         rows_passed: list[int] = rows[passed].tolist()
         return rows_passed
 
-    def _largest(self, view: EngineView, demand: _Demand, counted: Floats, candidates: Ints) -> int:
+    def _largest(self, view: EngineView, demand: Floats, counted: Floats, candidates: Ints) -> int:
         """How many of `candidates`, from the first, fit in all horizons on top of those `counted`."""
-        tokens, context, prefill = (
-            np.cumsum(np.column_stack([column @ counted, column[:, candidates]]), axis=1)
-            for column in (demand.tokens, demand.context, demand.prefill_s)
-        )
+        sums = np.empty((*demand.shape[:2], len(candidates) + 1))
+        np.matmul(demand, counted, out=sums[:, :, 0])
+        sums[:, :, 1:] = demand.take(candidates, axis=2)
+        sums.cumsum(axis=2, out=sums)
         streams = int(counted.sum())
         low, high = 0, len(candidates)
         while low < high:
             middle = high if low == 0 and high == len(candidates) else (low + high + 1) // 2
-            if self._fits(view, tokens[:, middle], context[:, middle], prefill[:, middle], streams + middle):
+            if self._fits(view, sums[:, :, middle], streams + middle):
                 low = middle
             else:
                 high = middle - 1
         return low
 
-    def _fits(
-        self, view: EngineView, tokens: Floats, context: Floats, prefill_s: Floats, streams: int
-    ) -> bool:
-        for due, weighted, prefill, horizon in zip(
-            tokens.tolist(), context.tolist(), prefill_s.tolist(), HORIZONS_S.tolist(), strict=True
-        ):
-            needed_s, efficiency = prefill, self.efficiency
+    def _fits(self, view: EngineView, sums: Floats, streams: int) -> bool:
+        """`sums`: of the demand of so many streams, within each horizon."""
+        for due, weighted, prefill_s, horizon in zip(*sums.tolist(), _HORIZONS, strict=True):
+            needed_s, efficiency = prefill_s, self.efficiency
             if due > 0.0:
                 mean_context = max(weighted / due, 1.0) + view.page_tokens / 2
                 places = self._places(view, mean_context)
@@ -108,36 +116,52 @@ class Gate:
         return max(int(min(view.max_running, view.kv_tokens / mean_context)), 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Demand:
-    """Within each horizon (first axis), of each row (second axis)."""
+def _demand(
+    view: EngineView,
+    rows: Ints,
+    *,
+    remaining: Floats,
+    prefill: Line,
+    rate: Floats,
+    keep_s: float,
+    streams: int,
+) -> Floats:
+    """Within each horizon (second axis), of each row (third axis), three things.
 
-    tokens: Floats
-    """To be generated, so that its reader does not run dry."""
-    context: Floats
-    """Its context half-way, times `tokens`: summed and divided by the tokens, the mean that memory must hold.
+    Tokens to be generated, so that its reader does not run dry. Its context half-way, times those tokens:
+    summed and divided by the tokens, the mean that memory must hold. And seconds of prefill.
     """
-    prefill_s: Floats
+    planes = _planes(len(rows))
+    tokens, context, prefill_s, read = planes
+    prefill_s[:] = 0.0
+    left = remaining.take(rows)
+    np.multiply(HORIZONS_S[:, None], rate.take(rows), out=read)
+    np.multiply(read, 0.5, out=context)
+    np.minimum(context, left, out=context)
+    context += view.context.take(rows)
+    # Contexts grow: streams that all fit when they are let in take turns later on.
+    turns = streams / np.minimum(view.kv_tokens / context.mean(axis=1), view.max_running) - 1.0
+    keep = np.where(turns > 0, keep_s * np.maximum(turns, 1.0), 0.0)
+    read += keep[:, None] * rate.take(rows)
+    np.subtract(read, view.buffered.take(rows), out=tokens)
+    np.minimum(tokens, left, out=tokens)
+    np.maximum(tokens, 0.0, out=tokens)
+    context *= tokens
+    missing = view.prefill.take(rows)
+    to_prefill = np.flatnonzero(missing)
+    seconds = prefill.of(missing[to_prefill])
+    # A prefill is cut into chunks between decode steps: one longer than a horizon does not fill it.
+    prefill_s[:, to_prefill] = np.minimum(seconds, HORIZONS_S[:, None] / 2)
+    return planes[:3]
 
-    @classmethod
-    def of(
-        cls,
-        view: EngineView,
-        rows: Ints,
-        *,
-        remaining: Floats,
-        prefill: Line,
-        rate: Floats,
-        keep: float,
-    ) -> _Demand:
-        left = remaining[rows]
-        read = HORIZONS_S[:, None] * rate[rows]
-        tokens = np.maximum(np.minimum(read + (keep - view.buffered[rows]), left), 0.0)
-        read *= 0.5
-        context = np.minimum(read, left, out=read)
-        context += view.context[rows]
-        context *= tokens
-        missing = view.prefill[rows].astype(np.float64)
-        prefill_s = np.where(missing > 0, prefill.of(missing), 0.0)
-        # A prefill is cut into chunks between decode steps: one longer than a horizon does not fill it.
-        return cls(tokens, context, np.minimum(prefill_s, HORIZONS_S[:, None] / 2))
+
+def _planes(rows: int) -> Floats:
+    """Four times one number for each horizon and row, until the next call in this thread.
+
+    Fresh memory of this size comes from the kernel page by page, which takes longer than all the sums.
+    """
+    size = 4 * len(_HORIZONS) * rows
+    room: Floats | None = getattr(_scratch, "room", None)
+    if room is None or len(room) < size:
+        room = _scratch.room = np.empty(2 * size)
+    return room[:size].reshape(4, len(_HORIZONS), rows)

@@ -11,26 +11,33 @@ _INFINITY = float("inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Defaults were chosen in simulation; see `bench/bench_scheduling.py`."""
+    """Defaults were chosen in simulation; see `tokenflow sim`."""
 
-    efficiency: float = 0.85
+    efficiency: float = 0.82
     """Share of the modelled capacity that is promised to readers who take turns in memory."""
     efficiency_resident: float = 0.9
     """The same while all of them have a place in the batch."""
-    keep_tokens: float = 24.0
-    """Lead that streams which take turns are to have at every horizon, so that they can be away."""
+    keep_s: float = 1.2
+    """One turn in memory: readers are to have a lead for those of others until theirs comes again."""
     paused_share: float = 0.25
     """Of a paused reader's rate, what is kept for its return."""
     tail: float = 0.25
     """A stream is expected to run on for at least this share of what it has generated."""
     margin_s: float = 0.75
     """A stream is brought back this long before its reader runs dry (and its return has to be paid)."""
-    ahead_s: float = 1.0
+    ahead_s: float = 0.5
     """A victim's reader has at least this much left to read when the victim could be back."""
+    ahead_new_s: float = 1.1
+    """The same for one that makes way for a newcomer or a machine: those who have begun come before them, and
+    would find nobody ahead."""
     least_s: float = 0.7
     """A stream that came into the batch stays at least this long."""
+    again_s: float = 1.0
+    """One that came back more recently than this goes only if no other can: that is thrash."""
     starving_s: float = 20.0
     """A started stream that is dry after so long outside takes a place from whoever is ahead most."""
+    stay_s: float = 2.0
+    """One that came in so late stays this long before it makes way for another that starves."""
     patience_s: float = 10.0
     """A machine's stream waits this long for what readers leave; then it takes a place as a reader would."""
     lead_cap_s: float = _INFINITY
@@ -41,12 +48,21 @@ class Options:
     """Below this slack a running reader is tight: streams far ahead are parked to make steps shorter."""
     calm_s: float = 1.2
     """Above this slack a running stream may be parked to make steps shorter."""
-    share: float = 0.5
+    catch_up_s: float = 8.0
+    """A shorter step must not cost what is read within this time: a smaller batch makes fewer tokens."""
+    share: float = 0.7
     """Of the smallest slack in the batch, what one pass may take."""
     least_share: float = 1.0
     """Prefill gets at least this share of a decode step."""
     prefill_ahead_s: float = 0.3
     """Newcomers get places only as far as they can be prefilled within this time."""
+    lead_s: float = 0.75
+    """Newcomers wait for readers in the batch to get a lead that pays for their prefill, if that takes no
+    longer than this."""
+    hold_s: float = 3.0
+    """Newcomers as late as this no longer wait for it, and memory is kept free for them."""
+    no_lead_share: float = 0.75
+    """Of what a stream gets with all in one batch, what a reader takes who never gets a lead worth a wait."""
     refill_s: float = 2.0
     """Streams that are not urgent come back only if the batch could grow for this long afterwards."""
     ample: float = 0.3

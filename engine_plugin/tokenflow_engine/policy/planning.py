@@ -1,9 +1,9 @@
 """One plan of the policy that ships, step by step.
 
-In order of what is least to be missed: memory for the next steps; started streams whose readers would run
-dry; newcomers, as far as demand within horizons allows (`horizons`); machines that have waited long; then,
-with what is left, whoever is outside. Each takes free room first, and then the place of streams that are far
-enough ahead (`victims`).
+In order of what is least to be missed: memory for the next steps; one who starves; started streams whose
+readers would run dry; newcomers, as far as demand within horizons allows (`horizons`); machines that have
+waited long; then, with what is left, whoever is outside. Each takes free room first, and then the place of
+streams that are far enough ahead (`victims`).
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ from __future__ import annotations
 import numpy as np
 
 from tokenflow_engine.policy.base import Bools, EngineView, Ints, Phase, Place, Plan, Reason
+from tokenflow_engine.policy.crowd import Crowd
 from tokenflow_engine.policy.draft import Draft
 from tokenflow_engine.policy.horizons import Gate
 from tokenflow_engine.policy.options import Options
-from tokenflow_engine.policy.passes import prefill_budget
+from tokenflow_engine.policy.passes import Passes
+from tokenflow_engine.policy.room import free_memory, wake, why_gone
 from tokenflow_engine.policy.rows import lowest, outside, running, started
 from tokenflow_engine.policy.slack import Line, expected_remaining, return_costs, slacks, urgencies
+from tokenflow_engine.policy.turns import Turns
 from tokenflow_engine.policy.victims import Victims
 
 __all__ = ["Planning"]
 
 _INFINITY = float("inf")
-_PASSES_AHEAD = 4
-"""Newcomers are let in for so many passes; by then there is another plan."""
+_OFFLOADED = int(Phase.OFFLOADED)
 _LEAST_S, _LEAST_STEPS = 0.02, 2.0
 """Between two plans, unless something happens: what one has ordered takes a step or two to happen."""
 _STEPS_AHEAD = 6
@@ -35,23 +37,31 @@ _WRITTEN = 16
 class Planning:
     """What is known of one view, and the plan as it grows; used once."""
 
-    def __init__(self, view: EngineView, options: Options) -> None:
-        self.view, self.options = view, options
+    def __init__(self, view: EngineView, options: Options, *, crowd: Crowd | None = None) -> None:
+        """`crowd`: whom `view` leaves out."""
+        self.view, self.options, self.crowd = view, options, crowd
         self.running = running(view)
         self.outside = outside(view)
         self.started = started(view)
         self.load = Line.through(view.costs.load_s)
         self.prefill = Line.through(view.costs.prefill_s)
-        self.batch = int(self.running.sum())
+        self.batch = int(np.count_nonzero(self.running))
         self.step_s = view.costs.decode_s(max(self.batch, 1), float(view.context[self.running].sum()))
+        self.least_s = max(_LEAST_S, _LEAST_STEPS * self.step_s)
         self.slack = slacks(view, patience_s=options.patience_s)
-        self.urgency = urgencies(view, self.slack)
+        self.urgency = urgencies(self.slack, view.weight)
         self.costs = return_costs(view, load=self.load, prefill=self.prefill)
         self.remaining = expected_remaining(view, tail=options.tail)
-        self.pass_tokens = self._pass_tokens()
+        self.passes = Passes(view, options, slack=self.slack, step_s=self.step_s, prefill=self.prefill)
         self.capped = self._beyond_cap()
+        self.all_fit = self._nobody_takes_turns()
         self.draft = Draft(view, steps=_STEPS_AHEAD)
-        self.victims = Victims(view, self.draft, self.slack, self.costs, least_s=options.least_s)
+        here_s = view.now - view.since
+        self.settled = here_s >= options.least_s
+        self.recent = (view.preemptions > 0) & (here_s < options.again_s) & ~view.paused
+        self.victims = Victims(
+            view, self.draft, self.slack, self.costs, settled=self.settled, recent=self.recent
+        )
         self.next_at = _INFINITY
         self.overload = False
         self.target_s = _INFINITY
@@ -59,9 +69,13 @@ class Planning:
 
     def plan(self) -> Plan:
         """The steps, most urgent first."""
-        self._free_memory()
+        if self._nobody_gains():
+            return Plan(stock=True, next_at=self.view.now + self.options.poll_s)
+        free_memory(self.draft, self.victims.rank)
+        passing = self._passing_newcomers()
+        self._serve_starving()
         self._return_due()
-        self._admit_newcomers()
+        self._admit(passing)
         self._serve_machines()
         self._cap_leads()
         self._quicken()
@@ -70,16 +84,22 @@ class Planning:
         self._write_ahead()
         why = Reason.OVERLOAD if self.overload else Reason.NO_ROOM
         self._again_in(self.draft.full_at() - self.view.now)
-        return self.draft.finish(next_at=self.next_at, why_waiting=why)
+        return self._woken().finish(next_at=self.next_at, why_waiting=why)
 
-    def _free_memory(self) -> None:
-        """The batch's next steps come before everything else."""
-        if self.draft.soon >= 0:
-            return
-        for victim in self.victims.for_memory():
-            self.draft.evict(victim, Reason.MEMORY)
-            if self.draft.soon >= 0:
-                return
+    def _serve_starving(self) -> None:
+        """Who has starved longest takes a place whatever others have left, or its room is kept for it.
+
+        Readers who are dry, and machines; for newcomers what is free is kept (`_keep_free_for`).
+        """
+        view, options = self.view, self.options
+        late_s = view.now - view.since - options.starving_s
+        late_s[view.machine] -= options.patience_s
+        may_come = self.outside & (self.started | view.machine)
+        may_come &= (self.slack <= 0) & (late_s >= 0) & ~self.draft.beyond_all()
+        turns = Turns(after_s=options.starving_s, stay_s=options.stay_s)
+        for row in lowest(-late_s, np.flatnonzero(may_come), 1).tolist():
+            turns.give(self.draft, row, self.victims.rank, self._way_back(row))
+            self._again_in(0.0)
 
     def _return_due(self) -> None:
         """Started streams whose readers would run dry before a later plan could bring them back."""
@@ -91,41 +111,68 @@ class Planning:
         later = due_in[out & (due_in > 0)]
         if len(later):
             self._again_in(float(later.min()))
+        away_s = view.costs.evict_s(0.0)
         for row in self._first(out & (due_in <= 0)):
-            starving = self.slack[row] <= 0 and view.now - view.since[row] >= options.starving_s
-            ahead_s = max(float(self.slack[row]), 0.0) + view.costs.evict_s(0.0) + options.ahead_s
-            dry = bool(self.slack[row] <= 0)
-            self._place(row, Reason.URGENT, ahead_s=-_INFINITY if starving else ahead_s, relegate=dry)
+            slack = self.slack.item(row)
+            ahead_s = max(slack, 0.0) + away_s + options.ahead_s
+            if self._place(row, Reason.URGENT, ahead_s=ahead_s, relegate=slack <= 0):
+                continue
+            if slack <= 0 and self._keep_free_for(row, view.now - view.since.item(row)):
+                break
 
-    def _admit_newcomers(self) -> None:
-        """Those that the gate lets in, as far as they can be prefilled soon."""
+    def _passing_newcomers(self) -> list[int]:
+        """Those that the gate lets in, most urgent first."""
         view, options = self.view, self.options
         new = self.outside & ~self.started & ~view.machine
         if not new.any():
-            return
+            return []
+        self._again_in(options.poll_s)
         order = np.array(self._first(new), dtype=np.int64)
         inside = (self.started | ~self.outside) & ~view.machine
-        passing = order.tolist()
-        all_fit = self._nobody_takes_turns()
-        if inside.any() and not all_fit:
-            gate = Gate(
-                efficiency=options.efficiency,
-                efficiency_resident=options.efficiency_resident,
-                keep_tokens=options.keep_tokens,
-                paused_share=options.paused_share,
-            )
-            passing = gate.passing(view, inside, order, remaining=self.remaining, prefill=self.prefill)
-            self.overload = len(passing) < len(order)
-        budget = _INFINITY if all_fit else self.prefill.within(options.prefill_ahead_s)
-        if self.pass_tokens is not None:
-            budget = min(budget, _PASSES_AHEAD * self.pass_tokens)
-        for row in passing:
-            if budget <= 0:
+        if self.all_fit or not inside.any():
+            everybody: list[int] = order.tolist()
+            return everybody
+        gate = Gate(
+            efficiency=options.efficiency,
+            efficiency_resident=options.efficiency_resident,
+            keep_s=options.keep_s,
+            paused_share=options.paused_share,
+        )
+        passing = gate.passing(view, inside, order, remaining=self.remaining, prefill=self.prefill)
+        self.overload = len(passing) < len(order)
+        return passing
+
+    def _admit(self, passing: list[int]) -> None:
+        """Newcomers as far as they can be prefilled soon."""
+        view, passes, options = self.view, self.passes, self.options
+        newcomers = [row for row in passing if not self.draft.taken(row)]
+        if not newcomers:
+            return
+        late_s = -float(self.slack.take(newcomers).min())
+        if passes.wait_for_lead(newcomers, late_s=late_s):
+            self._again_in(0.0)
+            return
+        room, is_first = passes.room(late_s=late_s, all_fit=self.all_fit), True
+        for row in newcomers:
+            tokens = view.prefill.item(row)
+            if room <= 0 or (passes.would_cut(tokens, room) and not is_first):
                 break
-            late = self.slack[row] < 0
-            if self._place(row, Reason.ADMITTED, ahead_s=options.ahead_s, relegate=late):
-                budget -= int(view.prefill[row])
-        self._again_in(options.poll_s)
+            slack = self.slack.item(row)
+            if self._place(row, Reason.ADMITTED, ahead_s=options.ahead_new_s, relegate=slack < 0):
+                room, is_first = room - tokens, False
+            elif self._keep_free_for(row, -slack):
+                break
+
+    def _nobody_gains(self) -> bool:
+        """Newcomers wait, all fit, and no reader gets a lead: the engine's own order is the fastest."""
+        view, waiting = self.view, self.view.phase == Phase.WAITING
+        if not self.all_fit or not waiting.any() or bool((self.outside & ~waiting).any()):
+            return False
+        count = len(view)
+        context = float((view.context + self.remaining / 2).sum())
+        attainable = 1.0 / view.costs.decode_s(count, context)
+        gains = ~view.machine & ~view.paused & (view.rate < self.options.no_lead_share * attainable)
+        return not gains.any()
 
     def _nobody_takes_turns(self) -> bool:
         """All there are fit to their ends, and none is of more weight: keeping some out would help nobody.
@@ -134,7 +181,11 @@ class Planning:
         kept out instead.
         """
         view = self.view
-        if len(view) > view.max_running or bool((view.weight != view.weight[0]).any()):
+        if (
+            self.crowd is not None
+            or len(view) > view.max_running
+            or bool((view.weight != view.weight[0]).any())
+        ):
             return False
         whole = float((view.context + self.remaining).sum()) + len(view) * view.page_tokens
         return whole <= self.options.ample_whole * view.kv_tokens
@@ -146,8 +197,7 @@ class Planning:
         if not out.any():
             return
         for row in self._first(out & (self.slack <= 0)):
-            starving = view.now - view.since[row] >= options.patience_s + options.starving_s
-            self._place(row, Reason.URGENT, ahead_s=-_INFINITY if starving else options.ahead_s)
+            self._place(row, Reason.URGENT, ahead_s=options.ahead_new_s)
         self._again_in(options.poll_s)
 
     def _cap_leads(self) -> None:
@@ -169,7 +219,10 @@ class Planning:
         return self.slack > np.minimum(options.lead_cap_s, options.lead_cap_share * answer_s)
 
     def _quicken(self) -> None:
-        """Park who is far ahead, while a reader in the batch is tight and a shorter step would help."""
+        """Park who is far ahead, while a reader in the batch is tight and a shorter step would help.
+
+        As long as the smaller batch makes what all are to read: else they run dry one after the other.
+        """
         view, options = self.view, self.options
         tight = self.running & ~view.paused & ~view.machine & (self.slack < options.tight_s)
         if not tight.any():
@@ -179,22 +232,32 @@ class Planning:
         rates = view.rate[tight & (view.rate <= attainable)]
         if not len(rates):
             return
-        self.target_s = 0.9 / float(rates.max())
-        if self.step_s <= self.target_s:
+        target_s = 0.9 / float(rates.max())
+        if self.step_s <= target_s:
             return
         ahead = self.running & (self.slack > options.calm_s) & self._may_go()
-        batch = self.batch
+        batch, demand = self.batch, self._demand()
         for row in lowest(-self.slack, np.flatnonzero(ahead), half).tolist():
-            if view.costs.decode_s(batch, context) <= self.target_s:
+            fewer, less = batch - 1, context - view.context.item(row)
+            too_few = options.efficiency * fewer < demand * view.costs.decode_s(fewer, less)
+            if too_few or view.costs.decode_s(batch, context) <= target_s:
                 break
+            self.target_s = target_s
             if not self.draft.taken(row):
-                self.draft.park(row, self.victims.why(row))
-                batch, context = batch - 1, context - float(view.context[row])
+                self.draft.park(row, why_gone(view, row))
+                batch, context = fewer, less
         self._again_in(options.poll_s)
 
+    def _demand(self) -> float:
+        """Tokens a second that started streams must get, if no reader is to run dry within `catch_up_s`."""
+        view, seconds = self.view, self.options.catch_up_s
+        rows = np.flatnonzero(self.started & ~view.machine & ~view.paused)
+        read = seconds * view.rate.take(rows) - view.buffered.take(rows)
+        return float(np.minimum(np.maximum(read, 0.0), self.remaining.take(rows)).sum()) / seconds
+
     def _may_go(self) -> Bools:
-        settled: Bools = self.view.now - self.view.since >= self.options.least_s
-        return self.view.may_park & settled
+        rows: Bools = self.view.may_park & self.settled & ~self.recent
+        return rows
 
     def _refill(self) -> None:
         """What is left goes to who is outside and started, soonest due first: idle memory serves nobody."""
@@ -203,74 +266,93 @@ class Planning:
         if not out.any():
             return
         growth = self.batch / max(self.step_s, 1e-6) * options.refill_s
+        is_slow, is_short = self.step_s > self.target_s, False
         for row in self._first(out):
             if self.draft.taken(row):
                 continue
-            if self.capped[row] or (self.step_s > self.target_s and view.phase[row] == Phase.PARKED):
+            if self.capped[row] or (is_slow and view.phase.item(row) == Phase.PARKED):
+                continue
+            if is_short and view.phase.item(row) != Phase.PARKED:
                 continue
             if self.draft.free - self.draft.needs(row) < growth and self.batch:
-                break
+                is_short = True
+                continue
             reason = Reason.NO_READER if view.machine[row] else Reason.RESUMED
-            if not self.draft.bring(row, reason, self._way_back(row)):
-                break
+            is_short = not self.draft.bring(row, reason, self._way_back(row)) or is_short
+
+    def _woken(self) -> Draft:
+        """The draft, or another if nothing would ever happen after it."""
+        if not self.outside.all():
+            return self.draft
+        at_once = self.view.phase == Phase.PARKED
+        order = [lowest(self.urgency, np.flatnonzero(rows), len(self.view)) for rows in (at_once, ~at_once)]
+        return wake(self.draft, np.concatenate(order))
 
     def _size_passes(self) -> None:
         """See `passes`; looked at again soon, because slack grows with every token."""
         if self.draft.plan.admit or (self.view.phase == Phase.PREFILLING).any():
-            self.draft.plan.prefill_tokens = self.pass_tokens
+            self.draft.plan.prefill_tokens = self.passes.tokens
             self._again_in(max(0.05, 2 * self.step_s))
-
-    def _pass_tokens(self) -> int | None:
-        """Prefill no longer than the tightest reader can bear, in the batch or about to come back to it."""
-        readers = self.started & ~self.view.machine & ~self.view.paused
-        tightest = float(self.slack[readers].min()) if readers.any() else _INFINITY
-        fastest = float(self.view.rate_high[readers].max()) if readers.any() else 1.0
-        return prefill_budget(
-            tightest,
-            token_s=1.0 / fastest,
-            mixed=self.view.mixed,
-            step_s=self.step_s,
-            prefill=self.prefill,
-            share=self.options.share,
-            least_share=self.options.least_share,
-        )
 
     def _write_ahead(self) -> None:
         """Copy what is to leave within `write_s`, so that leaving costs nothing."""
         view, draft = self.view, self.draft
-        due = self.outside & (self.slack - self.costs < self.options.margin_s + self.options.write_s)
+        likeliest = [row for row in self.victims.likeliest(_WRITTEN) if not draft.taken(row)]
+        if not likeliest:
+            return
+        within_s = self.options.margin_s + self.options.write_s
+        due = self.outside & (self.slack - self.costs < within_s)
         due[list(draft.plan.reasons)] = False
         wanted = self.batch / self.step_s * self.options.write_s + draft.needs_of(due) - draft.free
-        for row in self.victims.likeliest(_WRITTEN):
+        owned = view.owned.take(likeliest)
+        enough = float(owned.sum()) - wanted + 1
+        if self.crowd is not None and enough > 0:
+            wanted += self.crowd.due_tokens(
+                prefill=self.prefill, within_s=within_s, steps=_STEPS_AHEAD, enough=enough
+            )
+        for row, tokens in zip(likeliest, owned.tolist(), strict=True):
             if wanted <= 0:
                 return
-            if draft.taken(row):
-                continue
-            wanted -= int(view.owned[row])
-            if view.synced[row] < view.owned[row]:
+            wanted -= tokens
+            if view.synced.item(row) < tokens:
                 draft.plan.write.append(row)
-                draft.plan.reasons[row] = self.victims.why(row)
+                draft.plan.reasons[row] = why_gone(view, row)
 
     def _place(self, row: int, reason: Reason, *, ahead_s: float, relegate: bool = False) -> bool:
         """Bring the row in, if need be for streams `ahead_s` ahead. True: it has a place, now or soon."""
         draft = self.draft
         if draft.taken(row):
             return False
-        if draft.bring(row, reason, self._way_back(row)):
+        way_back = self._way_back(row)
+        if draft.bring(row, reason, way_back):
             return True
-        if not draft.will_fit(row) and not self.victims.make_room(row, ahead_s=ahead_s, relegate=relegate):
-            draft.plan.reasons[row] = Reason.NO_ROOM
-            self._again_in(self.options.poll_s)
+        if not draft.will_fit(row):
+            if not self.victims.make_room(row, ahead_s=ahead_s, relegate=relegate):
+                draft.plan.reasons[row] = Reason.NO_ROOM
+                self._again_in(self.options.poll_s)
+                return False
+            if draft.bring(row, reason, way_back):
+                return True
+        draft.hold(row, Reason.NO_ROOM)
+        self._again_in(0.0)
+        return True
+
+    def _keep_free_for(self, row: int, late_s: float) -> bool:
+        """Keep what is free for who was refused and is `hold_s` late: small ones would take it for ever."""
+        if late_s < self.options.hold_s or self.draft.beyond_all()[row]:
             return False
-        if not draft.bring(row, reason, self._way_back(row)):
-            draft.hold(row, Reason.NO_ROOM)
-            self._again_in(0.0)
+        self.draft.hold(row, Reason.NO_ROOM)
         return True
 
     def _way_back(self, row: int) -> Place:
-        """A prefill, if loads queue for so long that it is faster even with what it costs all others."""
-        prefill_s = self.prefill.base_s + self.prefill.per_token_s * float(self.view.context[row])
-        return Place.RECOMPUTE if 3.0 * prefill_s < self.costs[row] else Place.LOAD
+        """A prefill, if loads queue for longer than it would hold up all streams in the batch together.
+
+        Where prefills are fast and loads many, a shorter queue would have all of them computed again.
+        """
+        if self.view.phase.item(row) != _OFFLOADED:
+            return Place.LOAD
+        prefill_s = self.prefill.base_s + self.prefill.per_token_s * self.view.context.item(row)
+        return Place.RECOMPUTE if max(self.batch, 1) * prefill_s < self.costs.item(row) else Place.LOAD
 
     def _first(self, mask: Bools) -> list[int]:
         rows: Ints = np.flatnonzero(mask)
@@ -278,5 +360,4 @@ class Planning:
         return first
 
     def _again_in(self, seconds: float) -> None:
-        least_s = max(_LEAST_S, _LEAST_STEPS * self.step_s)
-        self.next_at = min(self.next_at, self.view.now + max(seconds, least_s))
+        self.next_at = min(self.next_at, self.view.now + max(seconds, self.least_s))

@@ -50,9 +50,10 @@ def paged(tokens: int, page_tokens: int) -> int:
 
 def lowest(keys: Floats, rows: Ints, count: int) -> Ints:
     """The `count` of `rows` with the lowest `keys`, lowest first, ties in row order."""
-    ordered = keys[rows]
+    ordered = keys.take(rows)
     if bool((ordered[1:] >= ordered[:-1]).all()):
         return rows[:count]  # as newcomers of one class are, by their arrival
     if len(rows) > count:
-        rows = np.sort(rows[np.argpartition(ordered, count - 1)[:count]])
-    return rows[np.argsort(keys[rows], kind="stable")]
+        near = np.flatnonzero(ordered <= np.partition(ordered, count - 1)[count - 1])
+        rows, ordered = rows.take(near), ordered.take(near)
+    return rows[ordered.argsort(kind="stable")[:count]]

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tokenflow_engine.policy.base import EngineView, Floats, Phase
+from tokenflow_engine.policy.base import EngineView, Floats, Ints, Phase
 from tokenflow_engine.policy.rows import outside, started
 
 __all__ = ["Line", "expected_remaining", "return_costs", "slacks", "urgencies"]
 
 _LONG_S = 1e9
+_WAITING, _PARKED = int(Phase.WAITING), int(Phase.PARKED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,11 @@ class Line:
         slope = max(high - low, 0.0) / (tokens - 1.0)
         return cls(low - slope, slope)
 
-    def of(self, tokens: Floats) -> Floats:
+    def of(self, tokens: Ints) -> Floats:
         """Seconds for each of `tokens`."""
-        return self.base_s + self.per_token_s * tokens
+        seconds: Floats = (tokens * self.per_token_s).astype(np.float64, copy=False)
+        seconds += self.base_s
+        return seconds
 
     def within(self, seconds: float) -> float:
         """Tokens that `seconds` pay for."""
@@ -45,11 +48,13 @@ def slacks(view: EngineView, *, patience_s: float) -> Floats:
     Not started: what is left of the class's TTFT target. Nobody reads a machine's stream: outside the batch
     it is due after `patience_s`, inside it never is.
     """
-    waited = view.now - view.arrived
+    has_started = started(view)
     slack = np.where(
-        started(view), view.buffered / np.maximum(view.rate_high, 1e-6), view.ttft_target - waited
+        has_started,
+        view.buffered / np.maximum(view.rate_high, 1e-6),
+        view.ttft_target - (view.now - view.arrived),
     )
-    slack[view.paused & started(view)] = np.inf
+    slack[view.paused & has_started] = np.inf
     machine = view.machine
     if machine.any():
         out = outside(view)
@@ -58,19 +63,18 @@ def slacks(view: EngineView, *, patience_s: float) -> Floats:
     return slack
 
 
-def urgencies(view: EngineView, slack: Floats) -> Floats:
+def urgencies(slack: Floats, weight: Floats) -> Floats:
     """Slack as the class sees it: a heavier one runs dry sooner and is late by more. Lower is more urgent."""
-    capped = np.clip(slack, -_LONG_S, _LONG_S)
-    return np.where(capped > 0, capped / view.weight, capped * view.weight)
+    capped = np.minimum(np.maximum(slack, -_LONG_S), _LONG_S)
+    return np.where(capped > 0, capped / weight, capped * weight)
 
 
 def return_costs(view: EngineView, *, load: Line, prefill: Line) -> Floats:
     """Seconds to bring each stream back into the batch, were it outside: a load, or a prefill."""
-    cost = load.of(view.context.astype(np.float64))
-    waiting = view.phase == Phase.WAITING
-    if waiting.any():
-        cost[waiting] = prefill.of(view.prefill[waiting].astype(np.float64))
-    cost[view.phase == Phase.PARKED] = 0.0
+    cost = load.of(view.context)
+    waiting = np.flatnonzero(view.phase == _WAITING)
+    cost[waiting] = prefill.of(view.prefill.take(waiting))
+    cost[view.phase == _PARKED] = 0.0
     return cost
 
 

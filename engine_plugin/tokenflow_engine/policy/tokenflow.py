@@ -13,11 +13,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tokenflow_engine.policy.base import Bools, EngineView, Floats, Phase, Plan, Reason
+from tokenflow_engine.policy.base import Bools, EngineView, Floats, Ints, Phase, Plan, Reason
 from tokenflow_engine.policy.draft import Draft
+from tokenflow_engine.policy.room import free_memory, parked, wake
 from tokenflow_engine.policy.rows import in_batch, lowest, outside, preempted, running, started
 from tokenflow_engine.policy.slack import Line, expected_remaining, return_costs, slacks
 from tokenflow_engine.policy.ticks import Ticks
+from tokenflow_engine.policy.turns import Turns
 
 __all__ = ["TokenFlow"]
 
@@ -29,7 +31,10 @@ class TokenFlow:
 
     A preempted request that runs dry has the largest marginal utility, so it is chosen at the next tick at
     which a running one holds a buffer. In the fallback, preempted requests come before newcomers, in order of
-    arrival.
+    arrival. Whoever is first in line and does not fit keeps those behind it out until it does, so that small
+    requests cannot starve a large one; only parked ones, which need next to nothing, go before it. Ours: who
+    has been outside for `starving_s` all the same, as machines may be, gets its turn and stays for `stay_s`
+    (`Turns` states the bound).
     """
 
     name = "tokenflow"
@@ -42,6 +47,8 @@ class TokenFlow:
         gamma: float = 1.0,
         value: float = 0.1,
         critical_s: float = 1.0,
+        starving_s: float = 30.0,
+        stay_s: float = 2.0,
     ) -> None:
         self._interval_s = interval_s
         self._mu = conservativeness
@@ -49,6 +56,7 @@ class TokenFlow:
         self._value = value
         self._critical_s = critical_s
         self._ticks = Ticks(interval_s)
+        self._turns = Turns(after_s=starving_s, stay_s=stay_s)
 
     def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
         """See `Policy.plan`."""
@@ -61,13 +69,17 @@ class TokenFlow:
         if self._overloaded(view):
             if not away.any():
                 return Plan(stock=True, next_at=self._ticks.next_at)
-            self._first_come(view, draft, away)
-            return draft.finish(
+            line = _line(view, away, view.arrived)
+            self._first_come(view, draft, line)
+            return wake(draft, line).finish(
                 next_at=min(self._ticks.next_at, draft.full_at()), why_waiting=Reason.OVERLOAD
             )
-        if tick or draft.soon < 0:
-            self._balance(view, draft)
-        self._fill(view, draft, away)
+        late = self._turns.next(view)
+        if tick or draft.soon < 0 or late is not None:
+            self._balance(view, draft, late)
+        line = _line(view, away, slacks(view, patience_s=self._critical_s))
+        _fill(draft, line)
+        draft = wake(draft, line)
         return draft.finish(next_at=min(self._ticks.next_at, draft.full_at()))
 
     def _overloaded(self, view: EngineView) -> bool:
@@ -78,28 +90,35 @@ class TokenFlow:
         gamma = batch / view.costs.decode_s(batch, batch * mean_context)
         return bool(view.rate[~view.paused & ~view.machine].sum() > gamma)
 
-    def _first_come(self, view: EngineView, draft: Draft, away: Bools) -> None:
+    def _first_come(self, view: EngineView, draft: Draft, line: Ints) -> None:
         """The paper's fallback. Memory-aware: room for half of what all are expected to generate."""
-        self._free_memory(view, draft, -view.arrived)
-        for row in np.flatnonzero(away).tolist():
-            if not draft.taken(row) and not draft.bring(row, Reason.RESUMED):
-                return
+        free_memory(draft, -view.arrived)
         remaining = expected_remaining(view, tail=0.0)
         growth = float(remaining[in_batch(view)].sum())
-        for row in np.flatnonzero(view.phase == Phase.WAITING).tolist():
-            growth += float(remaining[row])
-            if draft.free - draft.needs(row) < 0.5 * growth or not draft.bring(row, Reason.ADMITTED):
+        waiting = view.phase == Phase.WAITING
+        for row in line.tolist():
+            if draft.taken(row):
+                continue
+            if waiting[row]:
+                growth += float(remaining[row])
+                if draft.free - draft.needs(row) < 0.5 * growth:
+                    return
+            if not draft.bring(row, Reason.ADMITTED if waiting[row] else Reason.RESUMED):
                 return
 
-    def _balance(self, view: EngineView, draft: Draft) -> None:
-        """Steps 1 and 2 of one tick."""
+    def _balance(self, view: EngineView, draft: Draft, late: int | None) -> None:
+        """Steps 1 and 2 of one tick, after `late` has had its turn."""
         utility = self._marginal(view)
-        self._free_memory(view, draft, utility)
+        stays = self._turns.stays(view)
+        free_memory(draft, utility + (utility.max() + 1.0) * stays)
+        if late is not None and not self._turns.give(draft, late, utility):
+            return
         load, prefill = Line.through(view.costs.load_s), Line.through(view.costs.prefill_s)
         back = return_costs(view, load=load, prefill=prefill)
         must_hold = self._mu * view.rate * (view.costs.evict_s(0.0) + back + self._interval_s)
         spare = running(view) & view.may_park & (view.buffered >= must_hold)
         spare |= running(view) & view.may_park & (view.machine | view.paused)
+        spare &= ~stays
         victims = lowest(utility, np.flatnonzero(spare), 2 * _MOST).tolist()
         admitted = self._working_set(view)
         critical = started(view) & ~view.machine & (view.buffered < must_hold + view.rate * self._critical_s)
@@ -142,16 +161,6 @@ class TokenFlow:
         admitted[np.flatnonzero(view.phase == Phase.WAITING)[: room + displaceable]] = True
         return admitted
 
-    def _fill(self, view: EngineView, draft: Draft, away: Bools) -> None:
-        """Free memory goes to who is critical, then to the queue."""
-        slack = slacks(view, patience_s=self._critical_s)
-        for row in lowest(slack, np.flatnonzero(away), _MOST).tolist():
-            if not draft.taken(row) and not draft.bring(row, Reason.RESUMED):
-                return
-        for row in np.flatnonzero(view.phase == Phase.WAITING)[:_MOST].tolist():
-            if not draft.taken(row) and not draft.bring(row, Reason.ADMITTED):
-                return
-
     def _marginal(self, view: EngineView) -> Floats:
         """What serving until the next tick gains against not serving; `phi(b) = exp(-b)`, b in seconds."""
         horizon = self._interval_s
@@ -163,11 +172,23 @@ class TokenFlow:
         gain = self._value * horizon + self._gamma * (np.exp(-unserved) - np.exp(-served))
         return np.where((view.paused & started(view)) | view.machine, 0.0, view.weight * gain)
 
-    def _free_memory(self, view: EngineView, draft: Draft, rank: Floats) -> None:
-        """Those of the lowest rank leave until the batch can take its next steps."""
-        if draft.soon >= 0:
+
+def _line(view: EngineView, away: Bools, rank: Floats) -> Ints:
+    """Who comes next: of those preempted the lowest `rank`, parked ones first; then the queue."""
+    at_once = parked(view) & ~view.paused
+    return np.concatenate(
+        [
+            lowest(rank, np.flatnonzero(at_once), len(view)),
+            lowest(rank, np.flatnonzero(away & ~at_once), len(view)),
+            np.flatnonzero(view.phase == Phase.WAITING)[:_MOST],
+        ]
+    )
+
+
+def _fill(draft: Draft, line: Ints) -> None:
+    """Free memory goes to who is critical, then to the queue."""
+    waiting = draft.view.phase == Phase.WAITING
+    for row in line.tolist():
+        reason = Reason.ADMITTED if waiting[row] else Reason.RESUMED
+        if not draft.taken(row) and not draft.bring(row, reason):
             return
-        for row in lowest(rank, np.flatnonzero(running(view) & view.may_park), 64).tolist():
-            draft.evict(row, Reason.MEMORY)
-            if draft.soon >= 0:
-                return

@@ -2,52 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
-from tokenflow_engine.policy.base import Bools, EngineView, Floats, Phase, Reason
+from tokenflow_engine.policy.base import Bools, EngineView, Floats, Ints, Phase
 from tokenflow_engine.policy.draft import Draft
+from tokenflow_engine.policy.room import why_gone
 from tokenflow_engine.policy.rows import lowest, running
 
 __all__ = ["Victims"]
 
 _MOST = 64
 """Streams that one plan can take out."""
-_PARKED = int(Phase.PARKED)
+_FAR_S = 1e6
+"""More than this is not to be told apart."""
+_PARKED, _RUNNING = int(Phase.PARKED), int(Phase.RUNNING)
 
 
-class _Victim(NamedTuple):
-    row: int
-    spare_s: float
-    """Its slack less the cost of its return."""
-    owned: int
-    running: bool
-    weight: float
+_Victim = tuple[int, float, int, bool, float]
+"""Row, slack less the cost of its return, KV it owns, whether it runs, weight."""
+
+
+class _Wanted(NamedTuple):
+    tokens: int
+    places: int
+    rows: int
+    """Of the engine's request table."""
+    ahead_s: float
+    above: float
+    """Streams of a lower weight go whatever their readers have left."""
+
+    def is_as_much_as(self, other: _Wanted) -> bool:
+        """If that could not be had, this cannot: what there is only grows less."""
+        return (
+            self.tokens >= other.tokens
+            and self.places >= other.places
+            and self.rows >= other.rows
+            and self.ahead_s >= other.ahead_s
+            and self.above <= other.above
+        )
 
 
 class Victims:
     """Streams on the device that may go, those with the most to spare first.
 
     Of equal ones, lighter classes go first, and who is synced: that costs nothing. Hysteresis: a stream stays
-    for `least_s` seconds after it came, unless its reader has paused.
+    until it is `settled`, unless its reader has paused, and those that came back a moment ago (`recent`) go
+    last: where steps are fast they have gained much since, and a reader who runs dry cannot wait.
     """
 
     def __init__(
-        self, view: EngineView, draft: Draft, slack: Floats, costs: Floats, *, least_s: float
+        self, view: EngineView, draft: Draft, slack: Floats, costs: Floats, *, settled: Bools, recent: Bools
     ) -> None:
-        self._view, self._draft = view, draft
-        self._spare = np.minimum(slack - costs, 1e6)
-        self._running = running(view)
-        here = (self._running | (view.phase == _PARKED)) & view.may_park & (view.owned > 0)
-        settled = (view.now - view.since >= least_s) | (view.paused & (view.generated > 0))
-        self._key = -(self._spare + 0.5 * view.synced / np.maximum(view.owned, 1)) / np.sqrt(view.weight)
+        self._view, self._draft, self._recent = view, draft, recent
+        self._slack, self._costs = slack, costs
+        here = (running(view) | (view.phase == _PARKED)) & view.may_park & (view.owned > 0)
+        settled = settled | (view.paused & (view.generated > 0))
         self._young, self._old = here & ~settled, here & settled
         self._first = 0
         """All before it are gone."""
+        self._missed: _Wanted | None = None
+        """The last that was not found."""
 
     def make_room(self, row: int, *, ahead_s: float, relegate: bool = False) -> bool:
         """Take out streams at least `ahead_s` ahead until `row` will fit. False, and none, if too few.
@@ -55,63 +73,78 @@ class Victims:
         `relegate`: streams of a lighter class than the row's go whatever their readers have left.
         Where only places in the batch are short, the victim is parked: its KV stays.
         """
-        draft = self._draft
-        tokens = draft.needs(row) - draft.soon
-        places = 1 - draft.places
-        rows = 1 - draft.rows if self._view.phase[row] != _PARKED else 0
-        soft = tokens <= 0 and rows <= 0
-        if not relegate and self._most_spare < ahead_s:
+        draft, phase = self._draft, self._view.phase.item(row)
+        wanted = _Wanted(
+            tokens=draft.needs(row) - draft.soon,
+            places=1 - draft.places,
+            rows=1 - draft.rows if phase != _PARKED else 0,
+            ahead_s=ahead_s,
+            above=self._view.weight.item(row) if relegate else 0.0,
+        )
+        if self._missed is not None and wanted.is_as_much_as(self._missed):
             return False
-        weight = float(self._view.weight[row])
-        chosen: list[int] = []
-        for victim in islice(self._settled, self._first, None):
-            if tokens <= 0 and places <= 0 and rows <= 0:
-                break
-            if victim.spare_s < ahead_s and not (relegate and victim.weight < weight):
-                continue
-            useful = tokens > 0 or rows > 0 or victim.running
-            if not useful or draft.taken(victim.row) or victim.row == row:
-                continue
-            chosen.append(victim.row)
-            tokens -= victim.owned
-            places -= int(victim.running)
-            rows -= 1
-        if tokens > 0 or places > 0 or (rows > 0 and not soft):
+        chosen = self._chosen(row, wanted)
+        if chosen is None:
+            if phase != _PARKED:  # else for another row this one could have gone
+                self._missed = wanted
             return False
+        soft = wanted.tokens <= 0 and wanted.rows <= 0
         for gone in chosen:
-            (draft.park if soft else draft.evict)(gone, self.why(gone))
-        while self._first < len(self._settled) and draft.taken(self._settled[self._first].row):
+            (draft.park if soft else draft.evict)(gone, why_gone(self._view, gone))
+        settled = self._settled
+        while self._first < len(settled) and draft.taken(settled[self._first][0]):
             self._first += 1
         return True
 
-    def for_memory(self) -> Iterator[int]:
-        """Whoever must go so that the batch can take its next steps: those ahead first, then all that may."""
-        for victim in self._settled:
-            if not self._draft.taken(victim.row):
-                yield victim.row
-        for victim in self._best(self._young):
-            yield victim.row
+    def _chosen(self, row: int, wanted: _Wanted) -> list[int] | None:
+        """Who is to go, best first; None if too few may."""
+        tokens, places, rows, ahead_s, above = wanted
+        soft = tokens <= 0 and rows <= 0
+        chosen: list[int] = []
+        for victim, spare_s, owned, is_running, weight in self._settled[self._first :]:
+            if tokens <= 0 and places <= 0 and rows <= 0:
+                break
+            if spare_s < ahead_s and weight >= above:
+                continue
+            useful = tokens > 0 or rows > 0 or is_running
+            if not useful or self._draft.taken(victim) or victim == row:
+                continue
+            chosen.append(victim)
+            tokens -= owned
+            places -= is_running
+            rows -= 1
+        return None if tokens > 0 or places > 0 or (rows > 0 and not soft) else chosen
+
+    @cached_property
+    def rank(self) -> Floats:
+        """Of all rows: the lowest go first, those that have just come after all others."""
+        view = self._view
+        rank = self._keys(np.arange(len(view)))
+        rank[self._young] += 2 * _FAR_S
+        return rank
 
     def likeliest(self, count: int) -> list[int]:
         """Rows that would go first."""
-        return [victim.row for victim in islice(self._settled, count)]
-
-    def why(self, row: int) -> Reason:
-        """What makes it a victim."""
-        if self._view.machine[row]:
-            return Reason.NO_READER
-        return Reason.PAUSED if self._view.paused[row] else Reason.AHEAD
-
-    @cached_property
-    def _most_spare(self) -> float:
-        return max((victim.spare_s for victim in self._settled), default=float("-inf"))
+        return [victim[0] for victim in islice(self._settled, count)]
 
     @cached_property
     def _settled(self) -> list[_Victim]:
         return self._best(self._old)
 
     def _best(self, mask: Bools) -> list[_Victim]:
-        rows = lowest(self._key, np.flatnonzero(mask), _MOST)
+        view, rows = self._view, np.flatnonzero(mask)
+        spare, owned, weight = self._spare(rows), view.owned.take(rows), view.weight.take(rows)
+        best = lowest(self._keys(rows), np.arange(len(rows)), _MOST)
+        is_running = view.phase.take(rows) == _RUNNING
+        columns = (column.take(best).tolist() for column in (rows, spare, owned, is_running, weight))
+        return list(zip(*columns, strict=True))
+
+    def _spare(self, rows: Ints) -> Floats:
+        return np.minimum(self._slack.take(rows) - self._costs.take(rows), _FAR_S)
+
+    def _keys(self, rows: Ints) -> Floats:
         view = self._view
-        columns = (rows, self._spare[rows], view.owned[rows], self._running[rows], view.weight[rows])
-        return [_Victim(*values) for values in zip(*(column.tolist() for column in columns), strict=True)]
+        synced = view.synced.take(rows) / np.maximum(view.owned.take(rows), 1)
+        keys: Floats = -(self._spare(rows) + 0.5 * synced) / np.sqrt(view.weight.take(rows))
+        keys += _FAR_S * self._recent.take(rows)
+        return keys

@@ -39,7 +39,9 @@ def attach(
         return None
     try:
         endpoint = os.environ.get("TOKENFLOW_LINK") or default_endpoint(scheduler.server_args.port)
-        server = _serve(scheduler, endpoint)
+        server = _new_server(scheduler, endpoint)
+        attachment = _joined(view=view, server=server, executor=executor, costs=costs)
+        _start(server, view)
     except (EndpointError, OSError) as error:
         _logger.error("TokenFlow: no link, the engine serves as without the plugin: %s", error)
         return None
@@ -51,9 +53,8 @@ def attach(
             error,
         )
         return None
-    view.wake_for(server.for_scheduler)
     _logger.info("TokenFlow: listening for gateways at %s", server.endpoint)
-    return Attachment(view=view, server=server, executor=executor, costs=costs)
+    return attachment
 
 
 def _reason_to_be_passive(scheduler: Any) -> str | None:
@@ -70,16 +71,35 @@ def _receives_requests() -> bool:
     return bool(parallel.attn_tp_rank == 0 and parallel.attn_cp_rank == 0)
 
 
-def _serve(scheduler: Any, endpoint: str) -> LinkServer:
-    server = LinkServer(
+def _joined(
+    *, view: SchedulerView, server: LinkServer, executor: Executor, costs: MeasuredCosts
+) -> Attachment:
+    """All that a gateway is told of; it must be there before the first can connect."""
+    try:
+        attachment = Attachment(view=view, server=server, executor=executor, costs=costs)
+        view.wake_for(server.for_scheduler)
+    except BaseException:
+        server.close()
+        raise
+    return attachment
+
+
+def _start(server: LinkServer, view: SchedulerView) -> None:
+    try:
+        server.start()
+    except BaseException:
+        view.stop_waking_for(server.for_scheduler)
+        raise
+
+
+def _new_server(scheduler: Any, endpoint: str) -> LinkServer:
+    return LinkServer(
         endpoint,
         secret=link_secret(),
         welcome=_welcome(scheduler),
         stats=_nothing_yet(scheduler),
         hook_errors=errors_caught,
     )
-    server.start()
-    return server
 
 
 def _nothing_yet(scheduler: Any) -> EngineStats:

@@ -14,6 +14,7 @@ from sglang.srt.managers.io_struct import BaseReq
 
 from tokenflow_engine.control.orders import Orders
 from tokenflow_engine.control.owners import Delivery, Lost, Owner, Replaced
+from tokenflow_engine.control.parts import ALL_PARTS
 from tokenflow_engine.control.server import LinkServer
 from tokenflow_engine.control.streams import StreamBook
 from tokenflow_engine.policy.base import Phase, Reason
@@ -22,6 +23,8 @@ from tokenflow_engine.protocol import Consumption, SetPolicy, State, StreamClose
 from tokenflow_engine.sglang import policies
 from tokenflow_engine.sglang.costs import MeasuredCosts
 from tokenflow_engine.sglang.executor import Executor
+from tokenflow_engine.sglang.guard import guarded
+from tokenflow_engine.sglang.outside import Outside
 from tokenflow_engine.sglang.planner import Planner
 from tokenflow_engine.sglang.statistics import engine_stats
 from tokenflow_engine.sglang.table import Table
@@ -38,6 +41,7 @@ _ABORT_AGAIN_EVERY_S = 0.1
 _MAX_DELIVERIES = 256
 _UNEXPECTED_S = 0.3
 
+_OFFLOADED = (Phase.OFFLOADED, Phase.LOADING)
 _STATES: dict[Phase, State] = {
     Phase.WAITING: "waiting",
     Phase.PREFILLING: "running",
@@ -55,6 +59,8 @@ class TokenFlowLinkReq(BaseReq, kw_only=True):  # type: ignore[call-arg,misc]  #
     """Exact rids."""
     orders: Orders | None = None
     """New ones; None leaves those that stand."""
+    open_host: bool = False
+    """Whether to take host memory for KV; all ranks do, or none."""
 
 
 class Attachment:
@@ -68,11 +74,14 @@ class Attachment:
         self._executor = executor
         self._book = StreamBook()
         self._table = Table(
-            may_park=view.may_park, held_tokens=view.held_tokens, synced_tokens=executor.synced_tokens
+            may_park=view.may_park, shared_tokens=view.shared_tokens, synced_tokens=executor.synced_tokens
         )
         self._planner = Planner(
-            FCFS(), table=self._table, costs=costs, device=self._device, reader=self._book.reader
+            FCFS(), table=self._table, costs=costs, device=self._device, readers=self._book
         )
+        self._outside = Outside(self._book.reader, self._why)
+        self._parts = ALL_PARTS
+        self._wants_host = False
         self._stats_due = self._counts_due = self._reconcile_due = self._abort_again_due = 0.0
         self._use(policies.policy_at_start())
 
@@ -86,9 +95,8 @@ class Attachment:
         self._server.for_scheduler.clear()
 
     def fall_back(self) -> None:
-        """After an error while orders were carried out: first come, first served from now on."""
-        self._planner.errors += 1
-        self._planner.use(FCFS())
+        """After an error while orders were carried out: first come, first served for a while."""
+        self._planner.failed(time.monotonic())
 
     # ---- once a step ------------------------------------------------------------------------------
 
@@ -98,7 +106,7 @@ class Attachment:
         self._look(now)
         aborts = self._arrivals(received, now)
         for delivery in self._server.receive(limit=_MAX_DELIVERIES):
-            aborts += self._obey(delivery, now)
+            aborts += self._obey(delivery, now) or ()  # one that fails costs itself alone
         aborts += self._abort_again(now)
         orders = self._plan(now)
         self._publish(now)
@@ -106,13 +114,19 @@ class Attachment:
             self.refresh_stats(now)
         if self._book.is_closing:
             self._server.for_scheduler.ring()  # do not sleep before the end is confirmed
-        return TokenFlowLinkReq(aborts=aborts, orders=orders) if aborts or orders is not None else None
+        open_host, self._wants_host = self._wants_host, False
+        if not (aborts or open_host or orders is not None):
+            return None
+        return TokenFlowLinkReq(aborts=aborts, orders=orders, open_host=open_host)
 
     def refresh_stats(self, now: float) -> None:
         """Renew the statistics that the link sends."""
         self._stats_due = now + _STATS_EVERY_S
         seen = self._view.stats(generated_total=self._book.generated_total, now=now)
-        self._server.stats = engine_stats(seen, executor=self._executor, planner=self._planner)
+        self._outside.look(now)
+        self._server.stats = engine_stats(
+            seen, executor=self._executor, planner=self._planner, outside=self._outside
+        )
 
     # ---- what happens to requests -----------------------------------------------------------------
 
@@ -150,9 +164,14 @@ class Attachment:
 
     def moved(self, req: Any, phase: Phase, reason: Reason | None) -> None:
         """A request changed its place."""
-        self._book.moved(req.rid, _STATES[phase])
-        if self._table.moved(req.rid, phase, now=time.monotonic(), reason=reason) and phase is Phase.WAITING:
+        now = time.monotonic()
+        self._book.moved(req.rid, _STATES[phase], offloaded=phase in _OFFLOADED)
+        if self._table.moved(req.rid, phase, now=now, reason=reason) and phase is Phase.WAITING:
             self._planner.note()  # the rest is what a plan wanted
+        if phase is Phase.RUNNING:
+            self._outside.back(req.rid, now)
+        elif phase is not Phase.PREFILLING:
+            self._outside.left(req.rid, now)
 
     # ---- parts of a step --------------------------------------------------------------------------
 
@@ -164,6 +183,9 @@ class Attachment:
         held = self._view.held_rids()
         self._book.reconcile(held, now=now)
         self._table.reconcile(held)
+        self._outside.reconcile(held)
+        if not isinstance(self._planner.policy, FCFS) and self._view.why_fixed is not None:
+            self._use(FCFS.name)  # a storage was attached to HiCache since
         self._book.forget_old(now)
 
     def _arrivals(self, received: list[Any], now: float) -> list[str]:
@@ -177,6 +199,7 @@ class Attachment:
         self._planner.note()
         return self._book.arrived(req.rid, is_warm_up=wanted == 0, now=now)
 
+    @guarded("message")
     def _obey(self, delivery: Delivery, now: float) -> list[str]:
         owner, message = delivery
         if not isinstance(message, Consumption):
@@ -205,7 +228,8 @@ class Attachment:
         """
         ahead_s = time.time() - now
         for reading in message.readings:
-            here = msgspec.structs.replace(reading, at=reading.at - ahead_s)
+            paused = reading.paused and self._parts.pauses
+            here = msgspec.structs.replace(reading, at=reading.at - ahead_s, paused=paused)
             before = self._book.reader(here.rid, now)
             self._book.consumed(here, owner=owner, now=now)
             after = self._book.reader(here.rid, now)
@@ -233,8 +257,9 @@ class Attachment:
             self._server.confirm(confirmation)
 
     def _ended(self, rid: str, *, aborted: bool, now: float) -> None:
+        self._outside.back(rid, now)
         self._book.ended(rid, aborted=aborted, now=now)
-        self._table.ended(rid, is_complete=not aborted)
+        self._table.ended(rid)
         self._planner.note()
 
     # ---- plans ------------------------------------------------------------------------------------
@@ -248,24 +273,27 @@ class Attachment:
         news, self._planner.news = self._planner.news, []
         for rid in news:
             self._book.touched(rid)
+        if orders is not None and self._parts != orders.parts:
+            return msgspec.structs.replace(orders, parts=self._parts)
         return orders
 
-    def _use(self, name: str) -> None:
-        """Schedule by the policy of this name, where this engine's streams can be preempted."""
+    def _use(self, spelling: str) -> None:
+        """Schedule by this policy (see `policies.named`), where this engine's streams can be preempted."""
         try:
-            policy = policies.named(name)
+            policy, parts = policies.named(spelling)
         except ValueError as error:
             _logger.warning("TokenFlow: %s; %r stays in force", error, self._planner.policy.name)
             return
         why_not = self._view.why_fixed
         if why_not is not None and not isinstance(policy, FCFS):
             line = "TokenFlow: policy %r is not used: with %s no stream can be preempted"
-            _logger.warning(line, name, why_not)
+            _logger.warning(line, spelling, why_not)
             return
         if not isinstance(policy, FCFS):
-            self._executor.open_host()
+            self._wants_host = True
+        self._parts = parts
         self._planner.use(policy)
-        _logger.info("TokenFlow: scheduling by policy %r", name)
+        _logger.info("TokenFlow: scheduling by policy %r", spelling)
 
     def _device(self) -> Any:
         return self._view.device(host_free=self._executor.host_free)

@@ -36,7 +36,7 @@ class _Step(NamedTuple):
     @classmethod
     def of(cls, batch: Any, now: float, *, moving_share: float | None) -> _Step:
         is_prefill = bool(batch.forward_mode.is_extend())
-        tokens = batch.extend_num_tokens if is_prefill else batch.seq_lens_cpu.sum()
+        tokens = batch.extend_num_tokens if is_prefill else sum(batch.seq_lens_cpu.tolist())
         return cls(now, is_prefill, len(batch.reqs), int(tokens or 0), moving_share)
 
 

@@ -18,6 +18,12 @@ _CPU_DEFAULTS = {
     "--attention-backend": ["torch_native"],
     "--sleep-on-idle": [],  # an idle scheduler otherwise keeps one core busy; the link wakes it
 }
+_CPU_HICACHE = "--enable-hierarchical-cache"
+_CPU_HICACHE_DEFAULTS = {
+    "--hicache-io-backend": ["direct"],
+    "--hicache-mem-layout": ["layer_first"],
+}
+"""What `cpu_hicache` provides for."""
 _MISSING_SCHEMA = "operator torchvision::nms does not exist"
 _NMS_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
@@ -35,7 +41,8 @@ def is_cpu_run(arguments: list[str]) -> bool:
 def cpu_arguments(arguments: list[str]) -> list[str]:
     """The arguments with the CPU path's defaults added where the person said nothing."""
     given = {argument.partition("=")[0] for argument in arguments}
-    extra = [[name, *value] for name, value in _CPU_DEFAULTS.items() if name not in given]
+    defaults = _CPU_DEFAULTS | (_CPU_HICACHE_DEFAULTS if _CPU_HICACHE in given else {})
+    extra = [[name, *value] for name, value in defaults.items() if name not in given]
     return [*arguments, *(word for words in extra for word in words)]
 
 

@@ -26,6 +26,8 @@ from tokenflow_engine.sglang import batch as batches
 from tokenflow_engine.sglang import rows
 from tokenflow_engine.sglang.eligible import why_request_is_fixed
 from tokenflow_engine.sglang.holds import AWAY, PHASES, Held, Hold
+from tokenflow_engine.sglang.host import HostRefusedError
+from tokenflow_engine.sglang.returns import Returns
 from tokenflow_engine.sglang.tally import Tally
 
 __all__ = ["Executor", "Moved"]
@@ -34,9 +36,9 @@ _logger = logging.getLogger(__name__)
 
 _STEPS_AHEAD = 4
 _ROWS_AT_ONCE = 4
-_THRASH_S = 1.0
 _WAIT_S = 0.001
-_MAX_WAIT_S = 10.0
+_MAX_WAITS = 10_000
+"""Counted, not timed: all ranks give up at the same one."""
 
 Moved = Callable[[Any, Phase, Reason | None], None]
 """Told of each request that changes its place; with a reason where it is the executor's own."""
@@ -54,6 +56,7 @@ class Executor:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.tally = Tally()
+        self.returns = Returns()
         self.is_short = False
         """Whether memory ran short in the last step; whoever plans should plan again."""
         self._scheduler = scheduler
@@ -72,7 +75,8 @@ class Executor:
         self._staying: list[str] = []
         """Streams that were called back before they had left."""
         self._recomputing: list[Any] = []
-        self._returned_at: dict[str, float] = {}
+        self._dropped: set[str] = set()
+        """Preempted streams that wait for a prefill until a plan admits them."""
 
     # ---- what others ask ---------------------------------------------------------------------------
 
@@ -121,15 +125,18 @@ class Executor:
     @property
     def host_free(self) -> int:
         """Tokens for which host memory has room."""
-        return 0 if self._host is None else self._host.host_free
+        host = self._usable_host
+        return 0 if host is None else host.host_free
 
     def load_s(self, tokens: float) -> float | None:
         """See `Copies`."""
-        return None if self._host is None else self._host.load_s(tokens)
+        host = self._usable_host
+        return None if host is None else host.load_s(tokens)
 
     def evict_s(self, tokens: float) -> float | None:
         """See `Copies`."""
-        return None if self._host is None else self._host.evict_s(tokens)
+        host = self._usable_host
+        return None if host is None else host.evict_s(tokens)
 
     def host_statistics(self) -> OffloadStatistics | None:
         """None where there is no host memory for KV."""
@@ -163,7 +170,12 @@ class Executor:
         """Take host memory for KV, if there is any and it was not taken yet."""
         if self._new_host is not None:
             new_host, self._new_host = self._new_host, None
-            self._host = new_host()
+            try:
+                self._host = new_host()
+            except HostRefusedError:
+                self.tally.host_refused = 1
+            except Exception:
+                _logger.exception("TokenFlow: no host memory for KV, streams are recomputed instead")
         return self._host
 
     def order(self, orders: Orders) -> None:
@@ -171,6 +183,8 @@ class Executor:
         self._orders = orders
         self._is_fresh = True
         self._staying = []
+        if self._held or self._dropped:
+            self._note_wanted(orders, self._clock())
 
     def finished(self, reqs: Iterable[Any]) -> None:
         """The engine has finished these."""
@@ -180,7 +194,8 @@ class Executor:
     def ended(self, rid: str) -> None:
         """The engine has finished this request, or put it back into its queue: host memory forgets it."""
         self._held.pop(rid, None)
-        self._returned_at.pop(rid, None)
+        self._dropped.discard(rid)
+        self.returns.forget(rid)
         if self._host is not None:
             self._host.drop(rid)
 
@@ -197,14 +212,19 @@ class Executor:
         self._begin(batch, now)
         self._keep_memory(batch, now)
         self._leave(flying)
+        if not self._orders.parts.overlap and self._await_copies():
+            self._leave(flying)
         self._load(batch)
+        if not self._orders.parts.overlap:
+            self._await_copies()
         self._batch = batch = self._return(batch, flying, now)
         return batch
 
     def write_through(self, step_s: float) -> None:
         """Copy what the plan names to host memory, as much as fits beside a pass of this length."""
         host = self._host
-        if host is None or not self._orders.write:
+        parts = self._orders.parts
+        if host is None or not (self._orders.write and parts.offload and parts.write_through):
             return
         host.begin_iteration(host.budget_tokens(step_s))
         flying = self._prefilling()
@@ -214,9 +234,12 @@ class Executor:
             if req is None or req in flying or req.finished() or not req.kv.holds_kv:
                 continue
             host.write(rid, rows.row_of(self._scheduler, req), req.kv.kv_committed_len)
+        if not parts.overlap:
+            self._await_copies()
 
-    def launching(self) -> None:
+    def launching(self, batch: Any) -> None:
         """A forward pass is about to be launched."""
+        self.returns.launched(batch, self._scheduler.chunked_req, self._clock())
         if self._host is not None:
             self._host.prepare_forward()
 
@@ -258,14 +281,49 @@ class Executor:
 
     # ---- parts of a step ---------------------------------------------------------------------------
 
+    def _note_wanted(self, orders: Orders, now: float) -> None:
+        """Whom these orders want back; a dropped stream that is admitted is on its way."""
+        admitted = self._dropped if orders.stock else self._dropped.intersection(orders.admit)
+        for rid in admitted:
+            self.returns.begin(rid, "recomputed", now)
+        self._dropped = self._dropped - admitted
+        wanted = list(self._held) if orders.stock else [*orders.resume, *(rid for rid, _ in orders.load)]
+        self.returns.ask(wanted, now)
+
+    @property
+    def _usable_host(self) -> OffloadManager | None:
+        """Host memory, unless the orders do without it."""
+        return self._host if self._orders.parts.offload else None
+
+    def _await_copies(self) -> bool:
+        """Wait until none is under way, some ten seconds at most; whether there was any."""
+        host = self._host
+        if host is None:
+            return False
+        waited, began = False, self._clock()
+        for _ in range(_MAX_WAITS):
+            seen = host.statistics()
+            if not seen.writing_tokens + seen.loading_tokens:
+                break
+            waited = True
+            self._poll()
+            time.sleep(_WAIT_S)
+        self._poll()
+        self.tally.copy_wait_s += self._clock() - began
+        return waited
+
     def _poll(self) -> None:
         if self._host is None:
             return
         for done in self._host.poll():
-            if done.rid not in self._held:
+            entry = self._held.get(done.rid)
+            if entry is None:
                 continue
             if done.event is Event.RELEASED:
                 self._released.add(done.rid)
+            elif done.event is Event.WRITE_FAILED and entry.hold is Hold.LEAVING:
+                entry.is_unsaved = True
+                _logger.warning("TokenFlow: saving %s failed: %s", done.rid, done.error)
             elif done.event in (Event.LOADED, Event.LOAD_FAILED):
                 self._loaded[done.rid] = done.event is Event.LOADED
                 if done.error:
@@ -318,7 +376,7 @@ class Executor:
         for req in going:
             self._held[req.rid] = Held(req, Hold.PARKED, now)
             self.tally.parked += 1
-            self.tally.thrashed += now - self._returned_at.pop(req.rid, float("-inf")) < _THRASH_S
+            self.tally.thrashed += self.returns.leaves(req.rid, now)
         batches.leave(batch, going)
         for req in going:
             self._moved(req, Phase.PARKED, reason)
@@ -333,6 +391,9 @@ class Executor:
         entry = self._held.get(rid)
         if entry is not None and entry.hold is Hold.PARKED:
             entry.hold = Hold.LEAVING
+            tokens = int(entry.req.kv.kv_committed_len)
+            self.tally.evicted_tokens += tokens
+            self.tally.evicted_synced_tokens += min(tokens, self.synced_tokens(rid))
             self._moved(entry.req, Phase.OFFLOADED, reason)
 
     # ---- memory ------------------------------------------------------------------------------------
@@ -399,22 +460,26 @@ class Executor:
             if self._orders.stock:
                 entry.hold = Hold.PARKED
                 continue
-            verdict = self._saved(entry.req)
+            verdict = self._saved(entry)
             if verdict is None:
                 continue
             if verdict:
-                rows.give_up(self._scheduler, entry.req)
+                rows.give_up(self._scheduler, entry.req, is_saved=True)
                 rows.forget_kv(entry.req)
                 entry.hold = Hold.OFFLOADED
                 self.tally.offloaded += 1
             else:
                 self.tally.dropped += 1
                 self._to_queue(entry)
+                self._dropped.add(entry.req.rid)
 
-    def _saved(self, req: Any) -> bool | None:
+    def _saved(self, entry: Held) -> bool | None:
         """Whether its KV is in host memory; False if there is no room for it, None if it is under way."""
-        host = self._host
+        host, req = self._host, entry.req
         if host is None:
+            return False
+        if entry.is_unsaved or not self._orders.parts.offload:
+            host.drop(req.rid)
             return False
         tokens = req.kv.kv_committed_len
         taken = host.write(req.rid, rows.row_of(self._scheduler, req), tokens, leaving=True)
@@ -440,8 +505,6 @@ class Executor:
             if entry is None or entry.hold is not Hold.OFFLOADED:
                 continue
             if self._host is not None and self._host.is_writing(rid):
-                continue  # the last of it is still on its way out
-            if self._host is not None and self._host.is_writing(rid):
                 continue  # on CUDA its slots were free before its copy was whole: the next step has it
             if place == Place.RECOMPUTE or self._host is None or self._lacks(entry):
                 self._recompute(entry)
@@ -455,6 +518,7 @@ class Executor:
                 return
             self._loaded.pop(rid, None)
             entry.hold, entry.is_sound = Hold.LOADING, False
+            self.returns.begin(rid, "loaded", self.returns.asked_at(rid, self._clock()))
             self._moved(entry.req, Phase.LOADING, None)
             if len(slots) == 0:
                 self._loaded[rid] = True
@@ -495,13 +559,13 @@ class Executor:
         self._batch = batch
         for entry in back:
             del self._held[entry.req.rid]
-            self._returned_at[entry.req.rid] = now
             self.tally.away_s += now - entry.since
             self.tally.came_back += 1
             if entry.hold is Hold.LOADING:
                 self.tally.loaded += 1
             else:
                 self.tally.resumed += 1
+                self.returns.begin(entry.req.rid, "resumed", self.returns.asked_at(entry.req.rid, now))
             self._moved(entry.req, Phase.RUNNING, None)
         return batch
 
@@ -539,8 +603,10 @@ class Executor:
     def _recompute(self, entry: Held) -> None:
         """A prefill brings it back, before anybody who has not started."""
         self.tally.recomputed += 1
+        asked_at = self.returns.asked_at(entry.req.rid, self._clock())
         self._drop_host(entry)
         self._to_queue(entry)
+        self.returns.begin(entry.req.rid, "recomputed", asked_at)
         self._recomputing.append(entry.req)
 
     def _drop_host(self, entry: Held) -> None:
@@ -555,13 +621,13 @@ class Executor:
         rid = entry.req.rid
         if host.drop(rid) or not entry.req.kv.holds_kv:
             return
-        deadline = self._clock() + _MAX_WAIT_S
-        while rid not in self._released:
+        for _ in range(_MAX_WAITS):
+            if rid in self._released:
+                self._released.discard(rid)
+                return
             time.sleep(_WAIT_S)
             self._poll()
-            if self._clock() > deadline:
-                raise RuntimeError(f"copies of {rid} do not end")
-        self._released.discard(rid)
+        raise RuntimeError(f"copies of {rid} do not end")
 
     def _parked(self, rid: str) -> Any | None:
         entry = self._held.get(rid)

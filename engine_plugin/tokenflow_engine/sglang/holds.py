@@ -40,3 +40,5 @@ class Held:
     since: float
     is_sound: bool = True
     """Whether what its slots hold is its KV; not so during a load."""
+    is_unsaved: bool = False
+    """A copy of it to host memory failed as it was leaving."""

@@ -16,6 +16,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from tokenflow_engine.control.orders import STOCK
 from tokenflow_engine.control.rids import name_parts, name_sample
 from tokenflow_engine.policy.base import Phase, Reason
+from tokenflow_engine.sglang import cpu_hicache
 from tokenflow_engine.sglang.admission import Admission
 from tokenflow_engine.sglang.attach import attach
 from tokenflow_engine.sglang.attachment import Attachment, TokenFlowLinkReq
@@ -34,6 +35,7 @@ _MAX_FAILURES_IN_A_ROW = 20
 
 _IO = "sglang.srt.managers.io_struct.GenerateReqInput."
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
+_TREE = "sglang.srt.mem_cache.unified_radix_cache.UnifiedRadixCache."
 _PARTS = "sglang.srt.managers.scheduler_components."
 
 _HELD_SLEEP_MS = 2
@@ -82,6 +84,7 @@ def register_all() -> None:
         (_SCHEDULER + "send_abort_output", _dropped, HookType.BEFORE),
         (_SCHEDULER + "maybe_sleep_on_idle", _about_to_sleep, HookType.BEFORE),
         ("torch.distributed.rendezvous._create_c10d_store", create_store, HookType.AROUND),
+        (_TREE + "init_hicache", _hicache, HookType.BEFORE),
         (_PARTS + "request_receiver.SchedulerRequestReceiver._pull_raw_reqs", _pulled, HookType.AFTER),
         (_PARTS + "output_streamer.SchedulerOutputStreamer.stream_output", _streamed, HookType.BEFORE),
     ):
@@ -116,6 +119,15 @@ def _set_sample_name(request: Any, part: Any, fresh: Any) -> str | None:
     name: str = name_sample(part, unique=fresh)
     request.rid = name
     return name
+
+
+# ---- in the scheduler's process: what SGLang lacks on a CPU ------------------------------------------
+
+
+@guarded("hicache")
+def _hicache(tree: Any, *_args: Any, **_kwargs: Any) -> None:
+    if str(tree.token_to_kv_pool_allocator.device) == "cpu":
+        cpu_hicache.provide()
 
 
 # ---- in the scheduler's process: the link -----------------------------------------------------------
@@ -158,14 +170,16 @@ def _attach(_result: None, scheduler: Any) -> None:
 
     @guarded("control", on_failure=_failed)
     def obey(request: TokenFlowLinkReq) -> None:
+        if request.open_host:
+            executor.open_host()
         if request.orders is not None:
             executor.order(request.orders)
         for rid in request.aborts:
             view.abort(rid)
 
     scheduler._request_dispatcher += TypeBasedDispatcher([(TokenFlowLinkReq, obey)])
-    _attachment = attach(scheduler, view, executor, _engine.costs)
     executor.listen(_moved)
+    _attachment = attach(scheduler, view, executor, _engine.costs)
 
 
 @guarded("pull", on_failure=_pull_failed)
@@ -302,9 +316,9 @@ def _sort(original: Callable[..., None], policy: Any, queue: list[Any], *args: A
 
 
 @guarded("launch", on_failure=_failed)
-def _launching(*_args: Any, **_kwargs: Any) -> None:
+def _launching(_scheduler: Any, batch: Any, *_args: Any, **_kwargs: Any) -> None:
     if _engine is not None:
-        _engine.executor.launching()
+        _engine.executor.launching(batch)
 
 
 @guarded("launch", on_failure=_failed)

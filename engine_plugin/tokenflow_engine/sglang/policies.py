@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from tokenflow_engine.control.parts import Parts
 from tokenflow_engine.policy.base import Policy
 from tokenflow_engine.policy.chaos import Chaos
 from tokenflow_engine.policy.fcfs import FCFS
 from tokenflow_engine.policy.registry import POLICIES, policy_named
+from tokenflow_engine.policy.spelling import spelled
 from tokenflow_engine.sglang.eligible import why_engine_is_fixed
 
 __all__ = ["DEFAULT_POLICY", "available", "named", "policy_at_start"]
 
-DEFAULT_POLICY = "fcfs"
+DEFAULT_POLICY = "adaptive"
 
 
 def policy_at_start() -> str:
-    """The name in ``TOKENFLOW_POLICY``, or the default's."""
+    """What ``TOKENFLOW_POLICY`` says, or the default."""
     return os.environ.get("TOKENFLOW_POLICY") or DEFAULT_POLICY
 
 
@@ -26,6 +28,14 @@ def available(scheduler: Any) -> list[str]:
     return [FCFS.name] if why_engine_is_fixed(scheduler) is not None else sorted(POLICIES)
 
 
-def named(name: str) -> Policy:
-    """A new policy. Raises ValueError for an unknown name."""
-    return Chaos() if name == Chaos.name else policy_named(name)
+def named(text: str) -> tuple[Policy, Parts]:
+    """A new policy, called as it was spelled, and the parts of the plugin that it may use.
+
+    ``NAME:option=value,...`` sets options of the policy, and switches `Parts` off with 0. Raises ValueError
+    for what does not exist.
+    """
+    name, options = spelled(text)
+    parts = Parts(**{part: bool(options.pop(part)) for part in Parts.__struct_fields__ if part in options})
+    policy: Policy = Chaos() if name == Chaos.name and not options else policy_named(name, **options)
+    policy.name = text
+    return policy, parts

@@ -23,7 +23,7 @@ _DRIFT_SHARE = 0.02
 _LEAST_DRIFT, _MOST_DRIFT = 0.5, 4.0
 _SETTLED_AFTER = 32
 """Points; from then on what the line does not explain is drift."""
-_REFIT_EVERY = 8
+_REFIT_EVERY = 32
 
 
 @dataclass(slots=True)

@@ -6,21 +6,15 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.allocation import alloc_paged_token_slots_extend, alloc_token_slots
-from sglang.srt.mem_cache.common import match_kv_cache, release_kv_cache
+from sglang.srt.mem_cache.common import evict_from_tree_cache, match_kv_cache, release_kv_cache
 
-__all__ = ["forget_kv", "free_tokens", "give_up", "own_tokens", "row_of", "take", "unshared_prefix"]
+__all__ = ["forget_kv", "free_tokens", "give_up", "row_of", "take", "unshared_prefix"]
 
 
 def free_tokens(scheduler: Any) -> int:
     """Slots free at once: unallocated, and cached prefixes that nobody uses."""
     allocator, tree = scheduler.token_to_kv_pool_allocator, scheduler.tree_cache
     return int(allocator.available_size() + tree.evictable_size())
-
-
-def own_tokens(scheduler: Any, req: Any) -> int:
-    """Slots that are this request's alone, in whole pages."""
-    kv, page = req.kv, scheduler.page_size
-    return int(-(-kv.kv_allocated_len // page) * page - kv.cache_protected_len)
 
 
 def unshared_prefix(scheduler: Any, req: Any) -> int:
@@ -43,13 +37,16 @@ def row_of(scheduler: Any, req: Any) -> Any:
     return scheduler.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
 
 
-def give_up(scheduler: Any, req: Any, *, is_sound: bool = True) -> None:
+def give_up(scheduler: Any, req: Any, *, is_sound: bool = True, is_saved: bool = False) -> None:
     """Release row and slots, of which no pass and no copy may make use any more.
 
     What the prefix cache can key stays in it, evictable, until somebody needs the room; unless it `is_sound`
-    no longer, as after half a load.
+    no longer, as after half a load. HiCache would copy what enters the cache to host memory of its own, and
+    keep it on the device until then: KV that `is_saved` in host memory already does not enter it.
     """
-    release_kv_cache(req, scheduler.tree_cache, checkpoint=is_sound)
+    tree = scheduler.tree_cache
+    is_copied_twice = is_saved and tree.cache_controller is not None
+    release_kv_cache(req, tree, checkpoint=is_sound and not is_copied_twice)
 
 
 def forget_kv(req: Any) -> None:
@@ -67,9 +64,10 @@ def take(scheduler: Any, req: Any, *, spare: int) -> Any | None:
     match_kv_cache(req, tree, max_prefix_len=tokens)
     prefix = req.prefix_len
     req.lock = tree.lock(req.last_node)
-    pages = -(-(tokens - prefix) // scheduler.page_size) + 1
+    wanted = (-(-(tokens - prefix) // scheduler.page_size) + 1) * scheduler.page_size
     has_row = scheduler.req_to_token_pool.available_size() > 0
-    if not has_row or free_tokens(scheduler) < pages * scheduler.page_size + spare:
+    has_room = free_tokens(scheduler) >= wanted + spare
+    if not (has_row and has_room and _is_free(scheduler, wanted)):
         tree.unlock(req.lock)
         req.lock, req.last_node, req.prefix_len = None, None, 0
         return None
@@ -85,6 +83,12 @@ def take(scheduler: Any, req: Any, *, spare: int) -> Any | None:
     req.kv.kv_allocated_len = req.kv.kv_committed_len = tokens
     req.is_retracted = False
     return slots
+
+
+def _is_free(scheduler: Any, tokens: int) -> bool:
+    """Whether so many slots could be freed. With HiCache evicting may fail: its own host memory is full."""
+    evict_from_tree_cache(scheduler.tree_cache, tokens)
+    return bool(scheduler.token_to_kv_pool_allocator.available_size() >= tokens)
 
 
 def _allocate(scheduler: Any, prefix: int, tokens: int, shared: Any | None) -> Any:

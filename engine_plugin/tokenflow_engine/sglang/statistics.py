@@ -6,12 +6,13 @@ import msgspec
 
 from tokenflow_engine.protocol import EngineStats
 from tokenflow_engine.sglang.executor import Executor
+from tokenflow_engine.sglang.outside import Outside
 from tokenflow_engine.sglang.planner import Planner
 
 __all__ = ["engine_stats"]
 
 
-def engine_stats(seen: EngineStats, *, executor: Executor, planner: Planner) -> EngineStats:
+def engine_stats(seen: EngineStats, *, executor: Executor, planner: Planner, outside: Outside) -> EngineStats:
     """The engine's statistics, and the plugin's own."""
     tally = executor.tally
     parked, offloaded = executor.counts
@@ -31,16 +32,25 @@ def engine_stats(seen: EngineStats, *, executor: Executor, planner: Planner) -> 
     return msgspec.structs.replace(
         seen,
         policy=planner.policy.name,
+        suspended={} if planner.suspended is None else {planner.suspended: 1},
         parked=parked,
         offloaded=offloaded,
         preemptions={kind: count for kind, count in by_kind.items() if count},
         away_s=tally.away_s,
         came_back=tally.came_back,
+        return_s=executor.returns.durations(),
+        departures=dict(outside.departures),
+        stalls=dict(outside.stalls),
+        stall_s=dict(outside.stall_s),
+        copy_wait_s=tally.copy_wait_s,
+        evicted_tokens=tally.evicted_tokens,
+        evicted_synced_tokens=tally.evicted_synced_tokens,
         plan_s=planner.seconds,
         plans=planner.plans,
         plan_errors=planner.errors,
         written_bytes=0 if host is None else host.written_bytes,
         loaded_bytes=0 if host is None else host.loaded_bytes,
+        host_refused=tally.host_refused,
         host_tokens=0 if host is None else host.host_tokens,
         host_used_tokens=0 if host is None else host.host_used_tokens,
         synced_share=executor.synced_share(),

@@ -12,28 +12,77 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tokenflow_engine.buffer import DEFAULT_RATE
 from tokenflow_engine.control.streams import ReaderView
-from tokenflow_engine.policy.base import Costs, EngineView, Phase, Reason
-from tokenflow_engine.policy.lengths import expected_output
+from tokenflow_engine.policy.base import Costs, EngineView, Phase, Plan, Reason
+from tokenflow_engine.policy.lengths import EndedOutputs, expected_output
+from tokenflow_engine.policy.rows import lowest
 
 __all__ = ["Device", "Table"]
 
-_COLUMNS: dict[str, type] = {
+_COLUMNS: dict[str, Any] = {
+    "rid": object,
+    "alive": np.bool_,
     "phase": np.int8,
+    "reason": np.int8,
     "arrived": np.float64,
     "prompt": np.int64,
     "generated": np.int64,
     "max_output": np.int64,
-    "cached": np.int64,
     "may_park": np.bool_,
     "since": np.float64,
     "preemptions": np.int64,
+    # Of its reader.
+    "rate": np.float64,
+    "rate_low": np.float64,
+    "rate_high": np.float64,
+    "paused": np.bool_,
+    "machine": np.bool_,
+    "weight": np.float64,
+    "ttft_s": np.float64,
+    "reader_may_park": np.bool_,
+    "speed": np.float64,  # its rate, 0 while it is paused
+    "consumed": np.float64,
+    "readable": np.int64,  # of `generated`, what was there when the reader was last looked at
+    # Of its memory.
+    "shared": np.int64,  # KV tokens that others would go on using if it left
+    "synced": np.int64,
+    "asked_at": np.float64,
 }
 _FIRST_CAPACITY = 256
 _PRIOR_OUTPUT = 256
 """Tokens: how long an answer is taken to be before any has ended."""
-_ON_DEVICE = (Phase.RUNNING, Phase.PARKED, Phase.LOADING)
+_READ_ON_S = 0.03
+"""What a reader has read of tokens that came in the meantime is looked at so often."""
+_ASK_EVERY_S = 0.5
+_ASK_AT_ONCE = 16
+"""Requests whose memory one view asks the engine about, besides those that are being written: it takes
+microseconds for each, and what is shared changes rarely."""
+_RUNNING, _PARKED, _OFFLOADED, _LOADING, _PREFILLING, _WAITING = (
+    int(phase)
+    for phase in (
+        Phase.RUNNING,
+        Phase.PARKED,
+        Phase.OFFLOADED,
+        Phase.LOADING,
+        Phase.PREFILLING,
+        Phase.WAITING,
+    )
+)
 _PREEMPTED = (Phase.PARKED, Phase.OFFLOADED)
+_OFF_DEVICE = (Phase.WAITING, Phase.PREFILLING, Phase.OFFLOADED)
+_NO_REASON = -1
+_UNKNOWN_READER = {
+    "rate": DEFAULT_RATE,
+    "rate_low": DEFAULT_RATE,
+    "rate_high": DEFAULT_RATE,
+    "machine": True,
+    "weight": 1.0,
+    "ttft_s": 1.0,
+    "reader_may_park": True,
+}
+_OF_READER = ("consumed", *ReaderView._fields[1:-1], "reader_may_park")
+"""The columns of a `ReaderView`, whose first field is what is left of `generated`."""
 
 
 class Device(NamedTuple):
@@ -56,23 +105,29 @@ class Table:
         self,
         *,
         may_park: Callable[[Any], bool],
-        held_tokens: Callable[[Any], int],
+        shared_tokens: Callable[[Any], int],
         synced_tokens: Callable[[str], int],
     ) -> None:
-        """Each asks the engine about one request; `held_tokens` are those that would be free if it left."""
+        """Each asks the engine about one request.
+
+        Whether it can be preempted at all; of its KV on the device, what would not be free if it left; what
+        host memory holds of it.
+        """
         self._may_park = may_park
-        self._held_tokens = held_tokens
+        self._shared_tokens = shared_tokens
         self._synced_tokens = synced_tokens
         self._columns: dict[str, NDArray[Any]] = {
             name: np.zeros(_FIRST_CAPACITY, dtype) for name, dtype in _COLUMNS.items()
         }
-        self._ids: list[str] = []
+        self._count = 0
+        """Rows in use, those of requests that have ended included."""
         self._rows: dict[str, int] = {}
         self._reqs: dict[str, Any] = {}
-        self._reasons: dict[str, Reason] = {}
-        self._gone = 0
-        self._ended_tokens = 0
-        self._completions = 0
+        self._viewed: NDArray[np.int64] = np.zeros(0, np.int64)
+        """Our rows, for each of the last view's."""
+        self._writing: list[str] = []
+        self._read_on_at = 0.0
+        self._ended = EndedOutputs()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -86,14 +141,23 @@ class Table:
         """A request has reached the scheduler."""
         if rid in self._rows:
             return
-        row = len(self._ids)
+        row = self._count
         self._grow_to(row + 1)
-        self._ids.append(rid)
+        self._count += 1
         self._rows[rid] = row
-        values = {"phase": Phase.WAITING, "arrived": now, "prompt": prompt, "max_output": max_output}
+        values = {
+            "rid": rid,
+            "alive": True,
+            "phase": Phase.WAITING,
+            "reason": _NO_REASON,
+            "arrived": now,
+            "since": now,
+            "prompt": prompt,
+            "max_output": max_output,
+            **_UNKNOWN_READER,
+        }
         for name, column in self._columns.items():
             column[row] = values.get(name, 0)
-        self._columns["since"][row] = now
 
     def known(self, req: Any) -> None:
         """The engine's own record of a request that has arrived."""
@@ -116,105 +180,165 @@ class Table:
         row = self._rows.get(rid)
         if row is None:
             return False
+        columns = self._columns
         if reason is not None:
-            self._reasons[rid] = reason
-        if self._columns["phase"][row] == phase:
+            columns["reason"][row] = reason
+        before = columns["phase"].item(row)
+        if before == phase:
             return False
-        was_preempted = self._columns["phase"][row] in _PREEMPTED
-        self._columns["phase"][row] = phase
-        self._columns["since"][row] = now
-        self._columns["preemptions"][row] += phase in _PREEMPTED and not was_preempted
+        columns["phase"][row] = phase
+        columns["since"][row] = now
+        columns["preemptions"][row] += phase in _PREEMPTED and before not in _PREEMPTED
+        if before in _OFF_DEVICE:  # until the engine can be asked
+            columns["shared"][row], columns["synced"][row] = columns["prompt"][row], 0
+            columns["asked_at"][row] = -np.inf
         return True
 
-    def ended(self, rid: str, *, is_complete: bool) -> None:
-        """The request is gone. Only complete ones say how long answers are."""
+    def ended(self, rid: str) -> None:
+        """The request is gone."""
         row = self._rows.pop(rid, None)
         self._reqs.pop(rid, None)
-        self._reasons.pop(rid, None)
         if row is None:
             return
-        self._ended_tokens += int(self._columns["generated"][row])
-        self._completions += is_complete
-        self._ids[row] = ""
-        self._gone += 1
-        if self._gone > max(_FIRST_CAPACITY, len(self._rows)):
+        self._ended.add(self._columns["generated"].item(row))
+        self._columns["alive"][row] = False
+        self._columns["rid"][row] = None
+        if self._count - len(self._rows) > max(_FIRST_CAPACITY, len(self._rows)):
             self._compact()
 
     def reconcile(self, live: set[str]) -> None:
         """End what the engine no longer holds."""
         for rid in [rid for rid in self._rows if rid not in live]:
-            self.ended(rid, is_complete=False)
+            self.ended(rid)
 
-    def explain(self, reasons: dict[str, Reason]) -> list[str]:
-        """Why the last plan did with each of these what it did; those for which it is news."""
-        news = [rid for rid, why in reasons.items() if rid in self._rows and self._reasons.get(rid) != why]
-        self._reasons.update({rid: reasons[rid] for rid in news})
-        return news
+    def read_by(self, rid: str, reader: ReaderView, *, now: float) -> None:
+        """Who reads a request, and where this reader is; it reads on from there by itself."""
+        row = self._rows.get(rid)
+        if row is None:
+            return
+        if now > self._read_on_at:
+            self._read_on(now)
+        columns = self._columns
+        for name, value in zip(_OF_READER, reader, strict=True):
+            columns[name][row] = value
+        generated = columns["generated"].item(row)
+        columns["speed"][row] = 0.0 if reader.paused else reader.rate
+        columns["readable"][row] = generated
+        columns["consumed"][row] = generated - reader.buffered
+
+    def pass_time(self, now: float) -> None:
+        """Readers read on; to be called at every step."""
+        if now - self._read_on_at >= _READ_ON_S:
+            self._read_on(now)
+
+    def planned(self, plan: Plan) -> list[str]:
+        """Take in what a plan for the last view says; the rids of those of whom it says something new."""
+        rows, why = self._viewed, self._columns["reason"].take(self._viewed)
+        says = why.copy()
+        if plan.why_waiting is not Reason.NONE:
+            says[self._columns["phase"].take(rows) == _WAITING] = plan.why_waiting
+        for row, reason in plan.reasons.items():
+            says[row] = reason
+        news = rows[says != why]
+        self._columns["reason"][rows] = says
+        rids = self._columns["rid"]
+        self._writing = rids[rows[plan.write]].tolist()
+        told: list[str] = rids[news].tolist()
+        return told
 
     # ---- what is asked -----------------------------------------------------------------------------
 
     def reason(self, rid: str) -> Reason | None:
         """Why a stream is where it is, by the last plan that said so."""
-        return self._reasons.get(rid)
+        row = self._rows.get(rid)
+        why = _NO_REASON if row is None else self._columns["reason"].item(row)
+        return None if why == _NO_REASON else Reason(why)
 
     def phase(self, rid: str) -> Phase | None:
         """Where a request is; None if it is not known."""
         row = self._rows.get(rid)
-        return None if row is None else Phase(int(self._columns["phase"][row]))
+        return None if row is None else Phase(self._columns["phase"].item(row))
 
-    def view(
-        self, *, now: float, device: Device, costs: Costs, reader: Callable[[str, float], ReaderView]
-    ) -> tuple[EngineView, list[str]]:
-        """The engine at `now`, and the rid of each row. `reader` knows who reads a request."""
-        ids = [rid for rid in self._ids if rid]
-        alive = np.fromiter(self._rows.values(), dtype=np.int64, count=len(self._rows))
-        alive.sort()
-        taken = {name: column[alive] for name, column in self._columns.items()}
-        readers = _columns([reader(rid, now) for rid in ids])
-        waiting = taken["phase"] == Phase.WAITING
-        context = taken["prompt"] + taken["generated"]
-        owned = np.zeros(len(ids), np.int64)
-        synced = np.zeros(len(ids), np.int64)
-        for row in np.isin(taken["phase"], _ON_DEVICE).nonzero()[0].tolist():
-            req = self._reqs.get(ids[row])
-            if req is not None:
-                owned[row] = self._held_tokens(req)
-                synced[row] = min(owned[row], self._synced_tokens(ids[row]))
-        left = np.zeros(len(ids), np.int64)
-        for row in (taken["phase"] == Phase.PREFILLING).nonzero()[0].tolist():
-            req = self._reqs.get(ids[row])
-            left[row] = context[row] if req is None else max(0, context[row] - (req.extend_end or 0))
+    def view(self, *, now: float, device: Device, costs: Costs) -> tuple[EngineView, list[str]]:
+        """The engine at `now`, and the rid of each row."""
+        self._read_on(now)
+        self._viewed = alive = np.flatnonzero(self._columns["alive"][: self._count])
+        self._ask(alive, now)
+        column = {name: values.take(alive) for name, values in self._columns.items()}
+        phase, generated = column["phase"], column["generated"]
+        context = column["prompt"] + generated
+        page = device.page_tokens
+        on_device = (phase == _RUNNING) | (phase == _PARKED) | (phase == _LOADING)
+        owned = -(-context // page) * page - column["shared"]
+        np.maximum(owned, 0, out=owned)
+        owned *= on_device
         view = EngineView(
             now=now,
             **device._asdict(),
             costs=costs,
             mean_output=expected_output(
-                taken["generated"],
-                ended_tokens=self._ended_tokens,
-                ended=self._completions,
+                generated,
+                ended_tokens=self._ended.tokens,
+                ended=self._ended.count,
                 prior_tokens=_PRIOR_OUTPUT,
             ),
-            phase=taken["phase"],
-            arrived=taken["arrived"],
-            prefill=np.where(waiting, np.maximum(context - taken["cached"], 1), left),
+            phase=phase,
+            arrived=column["arrived"],
+            prefill=self._to_prefill(column["rid"], phase, context),
             context=context,
             owned=owned,
-            synced=synced,
-            generated=taken["generated"],
-            max_output=taken["max_output"],
-            buffered=readers["buffered"],
-            rate=readers["rate"],
-            rate_low=readers["rate_low"],
-            rate_high=readers["rate_high"],
-            paused=readers["paused"] != 0,
-            machine=readers["machine"] != 0,
-            weight=readers["weight"],
-            ttft_target=readers["ttft_s"],
-            may_park=taken["may_park"] & (readers["may_park"] != 0),
-            since=taken["since"],
-            preemptions=taken["preemptions"],
+            synced=np.minimum(column["synced"], owned),
+            generated=generated,
+            max_output=column["max_output"],
+            buffered=np.where(column["machine"], 0.0, generated - column["consumed"]),
+            rate=column["rate"],
+            rate_low=column["rate_low"],
+            rate_high=column["rate_high"],
+            paused=column["paused"],
+            machine=column["machine"],
+            weight=column["weight"],
+            ttft_target=column["ttft_s"],
+            may_park=column["may_park"] & column["reader_may_park"],
+            since=column["since"],
+            preemptions=column["preemptions"],
         )
-        return view, ids
+        return view, column["rid"].tolist()
+
+    def _to_prefill(
+        self, rids: NDArray[Any], phase: NDArray[np.int8], context: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        left = np.where(phase == _WAITING, np.maximum(context, 1), 0)
+        for row in np.flatnonzero(phase == _PREFILLING).tolist():
+            req = self._reqs.get(rids[row])
+            done = 0 if req is None else req.extend_end or 0
+            left[row] = max(0, context.item(row) - done)
+        return left
+
+    def _read_on(self, now: float) -> None:
+        """As `VirtualBuffer` does: between two looks a reader reads what was there at the first."""
+        columns, rows = self._columns, slice(0, self._count)
+        passed_s = max(0.0, now - self._read_on_at)
+        self._read_on_at += passed_s
+        consumed = columns["consumed"][rows]
+        read = consumed + passed_s * columns["speed"][rows]
+        np.minimum(read, columns["readable"][rows], out=consumed)
+        columns["readable"][rows] = columns["generated"][rows]
+
+    def _ask(self, alive: NDArray[np.int64], now: float) -> None:
+        """Ask the engine about the memory of those not asked about for long, and of those being written."""
+        columns = self._columns
+        phase, asked_at = columns["phase"].take(alive), columns["asked_at"].take(alive)
+        on_device = (phase == _RUNNING) | (phase == _PARKED) | (phase == _LOADING)
+        due = on_device & (asked_at <= now - _ASK_EVERY_S) & (columns["generated"].take(alive) > 0)
+        rows = alive[lowest(asked_at, np.flatnonzero(due), _ASK_AT_ONCE)].tolist()
+        rows += [self._rows[rid] for rid in self._writing if rid in self._rows]
+        for row in rows:
+            rid = columns["rid"][row]
+            req = self._reqs.get(rid)
+            if req is not None and columns["phase"].item(row) not in _OFF_DEVICE:
+                columns["shared"][row] = self._shared_tokens(req)
+                columns["synced"][row] = self._synced_tokens(rid)
+            columns["asked_at"][row] = now
 
     def _grow_to(self, rows: int) -> None:
         for name, column in self._columns.items():
@@ -222,15 +346,8 @@ class Table:
                 self._columns[name] = np.concatenate([column, np.zeros_like(column)])
 
     def _compact(self) -> None:
-        alive = [row for row, rid in enumerate(self._ids) if rid]
+        alive = np.flatnonzero(self._columns["alive"][: self._count])
         for column in self._columns.values():
             column[: len(alive)] = column[alive]
-        self._ids = [self._ids[row] for row in alive]
-        self._rows = {rid: row for row, rid in enumerate(self._ids)}
-        self._gone = 0
-
-
-def _columns(readers: list[ReaderView]) -> dict[str, NDArray[np.float64]]:
-    """The fields of all readers, each as one column."""
-    table = np.array(readers, dtype=np.float64).reshape(len(readers), len(ReaderView._fields))
-    return dict(zip(ReaderView._fields, np.ascontiguousarray(table.T), strict=True))
+        self._count = len(alive)
+        self._rows = {rid: row for row, rid in enumerate(self._columns["rid"][: self._count])}

@@ -22,10 +22,17 @@ class Tally:
     for_memory: int = 0
     """Preempted by the executor itself, before the engine would have retracted."""
     failed_loads: int = 0
+    host_refused: int = 0
+    """1 where host memory stays closed because copies to it were not exact."""
     thrashed: int = 0
     """Preempted within a second of coming back."""
     away_s: float = 0.0
     """Out of the batch, in all, of streams that came back without a prefill."""
     came_back: int = 0
+    evicted_tokens: int = 0
+    """KV that had to leave the device, and what of it host memory held already when that was decided."""
+    evicted_synced_tokens: int = 0
+    copy_wait_s: float = 0.0
+    """The scheduler waited for copies, because they were not to overlap with anything."""
     fixed: dict[str, int] = field(default_factory=dict)
     """Orders not obeyed because the request cannot be preempted, by reason."""

@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import zmq
 from sglang.srt.managers.io_struct import AbortReq, TokenizedGenerateReqInput
@@ -15,26 +14,26 @@ from tokenflow_engine.control.wakeup import Wakeup
 from tokenflow_engine.protocol import EngineStats
 from tokenflow_engine.sglang.eligible import why_engine_is_fixed, why_request_is_fixed
 from tokenflow_engine.sglang.executor import Executor
-from tokenflow_engine.sglang.rows import free_tokens, own_tokens, unshared_prefix
+from tokenflow_engine.sglang.rows import free_tokens, unshared_prefix
 from tokenflow_engine.sglang.table import Device
 
 __all__ = ["SchedulerView", "generate_requests"]
 
 _RATE_WINDOW_S = 1.0
-_PREFIX_FOR_S = 0.5
 
 
 class SchedulerView:
     """Used on the scheduler's thread only."""
 
     def __init__(self, scheduler: Any, executor: Executor) -> None:
-        self.why_fixed = why_engine_is_fixed(scheduler)
-        """Why nothing in this engine can be preempted; None where it can."""
         self._scheduler = scheduler
         self._executor = executor
         self._progress: deque[tuple[float, int]] = deque()
-        self._prefixes: WeakKeyDictionary[Any, tuple[int, float]] = WeakKeyDictionary()
-        """How much of its cached prefix each request has for itself, and how long that is believed."""
+
+    @property
+    def why_fixed(self) -> str | None:
+        """Why nothing in this engine can be preempted; None where it can. May change while it idles."""
+        return why_engine_is_fixed(self._scheduler)
 
     def held_rids(self) -> set[str]:
         """Every request the engine holds anywhere, finished but still in a batch included."""
@@ -65,16 +64,15 @@ class SchedulerView:
         """Whether this request can be preempted at all."""
         return self.why_fixed is None and why_request_is_fixed(req) is None
 
-    def held_tokens(self, req: Any) -> int:
-        """KV tokens that would be free if it left: its own, and cached ones that nobody else uses."""
+    def shared_tokens(self, req: Any) -> int:
+        """Of its KV on the device, tokens that would not be free if it left: others use them too.
+
+        Asks the prefix cache, so it takes a few microseconds.
+        """
+        protected = int(req.kv.cache_protected_len)
         if self._scheduler.tp_size > 1:  # the other ranks' caches must see the same as this one's
-            return own_tokens(self._scheduler, req)
-        now = time.monotonic()
-        tokens, until = self._prefixes.get(req, (0, 0.0))
-        if now >= until:
-            tokens = unshared_prefix(self._scheduler, req)
-            self._prefixes[req] = (tokens, now + _PREFIX_FOR_S)
-        return own_tokens(self._scheduler, req) + tokens
+            return protected
+        return protected - unshared_prefix(self._scheduler, req)
 
     def waiting_rids(self) -> set[str]:
         """Requests in the waiting queue."""
@@ -113,6 +111,7 @@ class SchedulerView:
             kv_tokens=scheduler.max_total_num_tokens,
             tokens_per_s=self._tokens_per_s(generated_total, now),
             generated_total=generated_total,
+            fixed={} if self.why_fixed is None else {self.why_fixed: 1},
         )
 
     def _held(self) -> set[str]:

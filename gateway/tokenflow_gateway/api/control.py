@@ -113,13 +113,17 @@ def _admin(settings: Settings, registry: EngineRegistry, streams: StreamTable) -
 
     @router.post("/engines/{name}/policy", status_code=202)
     async def set_policy(name: str, wanted: PolicyChoice) -> PolicyChoice:
-        """Have an engine schedule by another policy; ``/admin/engines`` says which is in force."""
+        """Have an engine schedule by another policy; ``/admin/engines`` says which is in force.
+
+        Options may follow its name (``adaptive:write_s=0``). The engine knows them, this gateway does not:
+        with one that does not exist, the old policy stays in force.
+        """
         engine = next((engine for engine in registry if engine.name == name), None)
         if engine is None:
             raise HTTPException(404, f"no engine is called {name!r}")
         if engine.welcome is None:
             raise HTTPException(409, f"engine {name!r} is not linked: {engine.link_reason}")
-        if wanted.policy not in engine.welcome.policies:
+        if wanted.policy.partition(":")[0] not in engine.welcome.policies:
             known = ", ".join(engine.welcome.policies)
             raise HTTPException(400, f"engine {name!r} has no policy {wanted.policy!r}; it has: {known}")
         if not engine.tell(SetPolicy(policy=wanted.policy)):

@@ -69,6 +69,7 @@ class Engine:
             "offloaded": stats and stats.offloaded,
             "policy": stats and stats.policy,
             "policies": self.welcome.policies if self.welcome else None,
+            "fixed": next(iter(stats.fixed), None) if stats else None,
             "preemptions": stats and stats.preemptions,
             "kv_used_tokens": stats and stats.kv_used_tokens,
             "kv_tokens": stats and stats.kv_tokens,

@@ -82,6 +82,8 @@ class Stream:
     engine_state: State | None = None
     engine_reason: str | None = None
     """Why a policy has it wait or parked."""
+    engine_offloaded: bool = False
+    """Its KV is off the engine's device, or on its way back."""
     engine_buffered: float | None = None
     """Tokens not read yet, as the engine's plugin has it."""
     prompt_tokens: int | None = None
@@ -132,6 +134,7 @@ class Stream:
             "engine": self.engine.name,
             "state": self.state,
             "reason": self.engine_reason,
+            "offloaded": self.engine_offloaded,
             "generated": self.generated,
             "delivered": self.delivered,
             "held_bytes": self.held_bytes,
@@ -202,6 +205,7 @@ class StreamTable:
                 stream.counted = state.generated
                 stream.engine_buffered = state.buffered
                 stream.engine_reason = state.reason
+                stream.engine_offloaded = state.offloaded
 
     def of_engine(self, engine: Engine) -> list[Stream]:
         """The streams placed on one engine."""

@@ -1,0 +1,237 @@
+"""What the plugin costs an engine that needs no scheduling: two engines up at once, in turns, pair by pair.
+
+Streams fit into memory with room to spare, they come one after the other, and the engine writes faster than
+they are read, so that no policy has anything to give. Each pair runs the same texts on both engines, one
+after the other, the next pair in the other order: what the machine does meanwhile hits both alike.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from support.gateway_process import GatewayProcess
+from support.real_engine import RealEngine, wait_until
+from tokenflow_bench.burst.capacity import middle_rate
+from tokenflow_bench.burst.cores import Cores, pin, pin_engine, this_process
+from tokenflow_bench.burst.rounds import run_async
+from tokenflow_bench.burst.setups import Setup
+from tokenflow_bench.burst.turns import turns
+from tokenflow_bench.load.asks import asks_of
+from tokenflow_bench.load.driver import Client, Drive, drive
+from tokenflow_bench.spread import Spread
+from tokenflow_bench.tables import Table
+
+__all__ = ["COMPARED", "Pairs", "measure", "ratios", "terminal"]
+
+_STREAMS = 16
+_ROOM = 2.0
+"""KV memory, in what all streams take at their ends: enough for the policy to leave the engine alone."""
+_GAP_S = 0.4
+"""Between two arrivals: a prompt is prefilled before the next one comes."""
+_READS = 0.5
+"""Of what the engine writes to each stream, what its reader reads: nobody is ever about to run dry."""
+_HORIZON_S = 240.0
+_REST_S = 3.0
+"""Without requests, to see what an idle engine burns."""
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Two engines to compare, and what their environments differ in; the second one's figures over the first.
+
+    `env` goes to both.
+    """
+
+    title: str
+    first: str
+    first_env: Mapping[str, str]
+    second: str
+    second_env: Mapping[str, str]
+    env: Mapping[str, str]
+
+
+COMPARED = (
+    Pairs(
+        "nobody waits, nothing to park",
+        "stock engine",
+        {"TOKENFLOW_PLUGIN": "off"},
+        "plugin, adaptive",
+        {"TOKENFLOW_POLICY": "adaptive"},
+        {},
+    ),
+    Pairs(
+        "every new token is copied to host memory",  # more than any policy asks for
+        "no copies",
+        {"TOKENFLOW_POLICY": "chaos:write_through=0"},
+        "write-through",
+        {"TOKENFLOW_POLICY": "chaos"},
+        {"TOKENFLOW_CHAOS": "1:write"},
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    name: str
+    engine: RealEngine
+    client: Client
+
+    def rest(self) -> float:
+        """Wait until nothing runs, forget cached prefixes; cores burnt in a moment without requests."""
+        wait_until(self._flush, timeout_s=60, what="nothing runs", every_s=0.1)
+        before = _cpu_s(self.engine.pid)
+        time.sleep(_REST_S)
+        return (_cpu_s(self.engine.pid) - before) / _REST_S
+
+    def _flush(self) -> bool:
+        request = urllib.request.Request(f"{self.engine.base_url}/flush_cache", data=b"")  # noqa: S310
+        try:
+            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310 - our own program
+                return bool(answer.status == 200)
+        except urllib.error.HTTPError:
+            return False
+
+
+def measure(
+    setup: Setup, *, pairs: int, seed: int, threads: int | None, say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """A table for each of `COMPARED`: the figures of all runs, and the ratios of each pair."""
+    return [_compare(compared, setup, pairs, seed, threads, say) for compared in COMPARED]
+
+
+def _compare(
+    compared: Pairs, setup: Setup, pairs: int, seed: int, threads: int | None, say: Callable[[str], None]
+) -> dict[str, Any]:
+    cores = Cores(threads=threads or setup.threads)
+    kv_tokens = int(_ROOM * _STREAMS * 1.25 * (2 * setup.prompt_words + setup.output)) // 16 * 16
+    figures: dict[str, list[dict[str, float]]] = {compared.first: [], compared.second: []}
+    say(f"{setup.name}, {compared.title}: {pairs} pairs of {_STREAMS} streams")
+    with ExitStack() as stack:
+        sides = [
+            stack.enter_context(_side(name, setup, kv_tokens, cores, {**compared.env, **env}))
+            for name, env in (
+                (compared.first, compared.first_env),
+                (compared.second, compared.second_env),
+            )
+        ]
+        this_process(cores.others)
+        speed = min(_run(side, setup, setup.rate, seed, "warm-up ")["tokens_per_s"] for side in sides)
+        rate = _READS * speed / _STREAMS
+        for number, side in turns(sides, pairs):
+            shown = _run(side, setup, rate, seed + number, f"pair {number} ")
+            figures[side.name].append(shown)
+            say(
+                f"  pair {number + 1}/{pairs}, {side.name}: {shown['tokens_per_s']:.1f} tokens/s, "
+                f"TTFT {1e3 * shown['ttft_mean_s']:.0f} ms, idle {100 * shown['idle_cores']:.1f} % of a core"
+            )
+    return {
+        "setup": setup.name,
+        "title": compared.title,
+        "sides": [compared.first, compared.second],
+        "kv_tokens": kv_tokens,
+        "streams": _STREAMS,
+        "cores": cores.words(),
+        "figures": figures,
+        "ratios": ratios(*figures.values()),
+    }
+
+
+def ratios(first: list[dict[str, float]], second: list[dict[str, float]]) -> dict[str, list[float]]:
+    """Of each pair, the second side's figure over the first's."""
+    return {
+        name: [b[name] / a[name] for a, b in zip(first, second, strict=True)]
+        for name in ("tokens_per_s", "ttft_mean_s", "ttft_p50_s")
+    }
+
+
+def _run(side: _Side, setup: Setup, rate: float, seed: int, mark: str) -> dict[str, float]:
+    """One run of all streams, read at `rate` each. Raises `RuntimeError` if one fails."""
+    idle_cores = side.rest()
+    work = setup.burst(_STREAMS, seed=seed)
+    arrived = np.arange(_STREAMS, dtype=np.float64)
+    arrived *= _GAP_S
+    work = replace(work, arrived=arrived, rate=np.full(_STREAMS, rate))
+    run: Drive = run_async(drive(side.client, asks_of(work, seed=seed, mark=mark), horizon_s=_HORIZON_S))
+    failed = [log for log in run.logs if not log.is_whole]
+    if failed:
+        raise RuntimeError(f"{side.name}: {len(failed)} streams failed: {failed[0].error or 'too slow'}")
+    ttft_s = sorted(log.token_s[0] - log.due_s for log in run.logs)
+    return {
+        "tokens_per_s": middle_rate(run.logs),
+        "ttft_mean_s": fmean(ttft_s),
+        "ttft_p50_s": ttft_s[len(ttft_s) // 2],
+        "idle_cores": idle_cores,
+    }
+
+
+@contextmanager
+def _side(name: str, setup: Setup, kv_tokens: int, cores: Cores, env: Mapping[str, str]) -> Iterator[_Side]:
+    """An engine and its gateway, on their cores."""
+    this_process(cores.all)
+    with (
+        tempfile.TemporaryDirectory(prefix="tokenflow-bench-") as folder,
+        RealEngine(
+            setup.model(), args=setup.flags(kv_tokens), env={"OMP_NUM_THREADS": str(cores.threads), **env}
+        ) as engine,
+        GatewayProcess(engine, Path(folder)) as gateway,
+    ):
+        pin_engine(engine.pid, cores)
+        pin(gateway.pid, cores.others)
+        if env.get("TOKENFLOW_PLUGIN") != "off":
+            wait_until(
+                lambda: bool(gateway.engine()["linked"]), timeout_s=20, what="gateway and plugin linked"
+            )
+        yield _Side(name, engine, Client(url=gateway.base_url, model=_model(gateway.base_url)))
+
+
+def _model(url: str) -> str:
+    with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:  # noqa: S310 - our own program
+        return str(json.load(answer)["data"][0]["id"])
+
+
+def _cpu_s(group: int) -> float:
+    """CPU seconds of an engine's processes so far."""
+    total = 0.0
+    for path in Path("/proc").iterdir():
+        try:
+            if path.name.isdecimal() and os.getpgid(int(path.name)) == group:
+                fields = (path / "stat").read_text().rpartition(")")[2].split()
+                total += _TICK_S * (int(fields[11]) + int(fields[12]))
+        except (ProcessLookupError, FileNotFoundError):
+            continue
+    return total
+
+
+def terminal(tables: list[dict[str, Any]]) -> str:
+    """Ratios, median and spread over pairs."""
+    rows = [
+        [
+            f"{table['title']}: {table['sides'][1]} / {table['sides'][0]}",
+            *(_spread(values) for values in table["ratios"].values()),
+            " / ".join(
+                f"{100 * fmean(run['idle_cores'] for run in table['figures'][side]):.1f} %"
+                for side in reversed(table["sides"])
+            ),
+        ]
+        for table in tables
+    ]
+    return Table(["", "throughput", "mean TTFT", "median TTFT", "a core, idle"], rows).text()
+
+
+def _spread(values: list[float]) -> str:
+    found = Spread.of(values)
+    return f"{found.median:.4f} ({found.low:.4f} .. {found.high:.4f})"

@@ -1,0 +1,1 @@
+"""From a result's JSON: tables, plots, one page of HTML, `docs/results.md`."""

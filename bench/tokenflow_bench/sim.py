@@ -1,0 +1,208 @@
+"""`tokenflow sim`: policies against each other on a simulated engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tokenflow_bench import environment
+from tokenflow_bench.cases import BOUND, Case
+from tokenflow_bench.costs import MACHINES
+from tokenflow_bench.crowds import STEADY, crowd
+from tokenflow_bench.pool import run_all
+from tokenflow_bench.setups import AZURE, SETUPS
+from tokenflow_bench.sla import parse_sla
+from tokenflow_bench.spread import Spread
+from tokenflow_bench.tables import Table, number
+from tokenflow_bench.variants import Variant
+
+__all__ = ["sim"]
+
+POLICIES = ("stock", "stock+mixed", "andes", "tokenflow", "adaptive")
+_COLUMNS = {
+    "ttft_mean_s": ("TTFT mean", 2),
+    "ttft_p50_s": ("p50", 2),
+    "ttft_p99_s": ("p99", 2),
+    "wait_mean_s": ("wait mean", 2),
+    "wait_p99_s": ("p99", 2),
+    "stall_free_share": ("stall-free", 2),
+    "good_share": ("good", 2),
+    "raw_tokens_per_s": ("raw tok/s", 0),
+    "consumed_tokens_per_s": ("read tok/s", 0),
+    "effective_tokens_per_s": ("effective", 0),
+    "effective_capped_tokens_per_s": ("capped", 0),
+    "preemptions": ("preempt.", 2),
+    "gigabytes": ("GB", 0),
+    "retractions": ("dropped", 0),
+    "emergencies": ("emerg.", 0),
+}
+
+
+def _setups(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        if value not in SETUPS:
+            raise click.BadParameter(f"no set-up {value!r}; `tokenflow sim --list` shows them")
+    if any(SETUPS[value].arrivals == "trace" for value in values) and not AZURE.exists():
+        raise click.BadParameter(f"this set-up needs {AZURE.name}, which comes with a clone of the project")
+    return values
+
+
+def _policies(
+    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...]:
+    for value in values:
+        try:
+            _ = value == BOUND or Variant.parse(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+    return values
+
+
+def _readers(
+    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...]:
+    for value in values:
+        try:
+            crowd(value)
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from None
+    return values
+
+
+def _mix(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> Sequence[Any]:
+    try:
+        return tuple(parse_sla(value) for value in values)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _list(context: click.Context, _parameter: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        rows = [
+            (setup.name, setup.machine.gpu, setup.machine.model, setup.words, number(setup.capacity))
+            for setup in SETUPS.values()
+        ]
+        click.echo(Table(("set-up", "machine", "model", "who comes", "tok/s at load 1"), rows).text())
+        click.echo()
+        costs = [(machine.name, machine.quality, machine.source) for machine in MACHINES.values()]
+        click.echo(Table(("machine", "how good its costs are", "source"), costs).text())
+        context.exit()
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option(
+    "--setup",
+    "setups",
+    multiple=True,
+    default=["4090-a"],
+    show_default=True,
+    callback=_setups,
+    help="Who comes to which machine. May be given more than once, as all that follow.",
+)
+@click.option(
+    "--load",
+    "loads",
+    multiple=True,
+    type=click.FloatRange(min=0, min_open=True),
+    default=[0.8, 1.2],
+    show_default=True,
+    help="Sum of readers' rates / what the engine can generate.",
+)
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    default=POLICIES,
+    show_default=True,
+    callback=_policies,
+    help="With options after a colon (adaptive:least_s=1,write_s=0), and parts of the engine taken away by a "
+    "minus: -mixed, -offload, -writes, -overlap, -reports. `bound` is the fluid limit.",
+)
+@click.option(
+    "--readers",
+    multiple=True,
+    default=[STEADY],
+    show_default=True,
+    callback=_readers,
+    help="steady, pauses, pauses:20/10 (each 20 s for 10 s), scanning, classes, machines:0.3; joined by +.",
+)
+@click.option(
+    "--sla",
+    "mix",
+    multiple=True,
+    callback=_mix,
+    metavar="NAME:SHARE[,weight=W][,ttft=S][,rate=R][,park=no]",
+    help="A class of `--readers classes`, instead of the built-in ones.",
+)
+@click.option("--seed", "seeds", multiple=True, type=int, default=[1, 2, 3], show_default=True)
+@click.option("--timeline", is_flag=True, help="Keep what `tokenflow report` needs to draw each run.")
+@click.option("--jobs", type=click.IntRange(min=1), default=min(os.cpu_count() or 1, 2), show_default=True)
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there (JSON).")
+@click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Show set-ups.")
+def sim(
+    *,
+    setups: Sequence[str],
+    loads: Sequence[float],
+    policies: Sequence[str],
+    readers: Sequence[str],
+    mix: Sequence[Any],
+    seeds: Sequence[int],
+    timeline: bool,
+    jobs: int,
+    out: Path | None,
+) -> None:
+    """Simulate an engine that executes the policies as they ship; medians over seeds.
+
+    `stock` is SGLang by itself, `stock+mixed` SGLang with --enable-mixed-chunk; all others run on an engine
+    with that flag. The same command gives the same figures.
+
+    \b
+    Examples:
+      tokenflow sim --setup h200-a --load 1.2
+      tokenflow sim --setup 4090-gamma --policy stock --policy adaptive:margin_s=1 --readers pauses
+      tokenflow sim --setup 4090-azure --load 1 --out azure.json
+    """  # noqa: D301  # \b keeps click from filling a paragraph
+    cases = [
+        Case(
+            setup=setup,
+            load=load,
+            readers=who,
+            mix=tuple(mix) if "classes" in who else (),
+            policy=policy,
+            seed=seed,
+            timeline=timeline and policy != BOUND,
+        )
+        for setup, load, who, policy, seed in product(setups, loads, readers, policies, seeds)
+    ]
+    results = run_all(cases, jobs=jobs, say=lambda line: click.echo(line, err=True))
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for case, result in zip(cases, results, strict=True):
+        groups.setdefault((case.setup, case.load, case.readers), []).append(result)
+    for (setup, load, who), members in groups.items():
+        click.echo(f"\n{setup}, load {load:g}, {who} readers, seeds {', '.join(map(str, seeds))}")
+        click.echo(_table(members).text())
+    if out is not None:
+        command = ["tokenflow", "sim", *(shlex.quote(argument) for argument in sys.argv[2:])]
+        head = environment.describe(seed=seeds[0], command=command, browsers=False)
+        document = head | {"kind": "simulation", "seeds": list(seeds), "cases": results}
+        out.write_text(json.dumps(document) + "\n")
+        click.echo(f"\nwrote {out}")
+
+
+def _table(results: Sequence[dict[str, Any]]) -> Table:
+    by_policy: dict[str, list[dict[str, Any]]] = {}
+    for result in results:
+        by_policy.setdefault(result["policy"], []).append(result["figures"])
+    rows = []
+    for policy, figures in by_policy.items():
+        medians = {name: Spread.of(figure.get(name) for figure in figures).median for name in _COLUMNS}
+        rows.append([policy, *(number(medians[name], digits) for name, (_, digits) in _COLUMNS.items())])
+    return Table(["", *(title for title, _ in _COLUMNS.values())], rows)

@@ -1,0 +1,191 @@
+"""Reports: goals judged by hand, groups and spreads, a page that needs nothing from outside."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tokenflow_bench.cases import Case
+from tokenflow_bench.paper import __main__ as paper
+from tokenflow_bench.paper import goals
+from tokenflow_bench.paper.goals import GOALS, goal_cases, verdicts
+from tokenflow_bench.paper.sections import SECTIONS, cases_of
+from tokenflow_bench.report.cli import report
+from tokenflow_bench.report.goals import goals_summary, goals_table
+from tokenflow_bench.report.groups import places_of, sections_of
+from tokenflow_bench.report.sections import whole_table
+from tokenflow_bench.report.write import write_report
+from tokenflow_bench.setups import SETUPS
+from tokenflow_bench.variants import Variant
+
+HEAD = {
+    "at": "2026-01-01T00:00:00Z",
+    "command": "tokenflow sim",
+    "machine": {"cpu": "a CPU", "cores": 2},
+    "versions": {"commit": "abc"},
+    "seeds": [1, 2, 3],
+}
+
+
+def figures_of(case: Case) -> Mapping[str, Any]:
+    """Stock: 10 s, 100 tok/s. Adaptive: a tenth of it, and 10, 20, 30 % more."""
+    if case.policy == "stock":
+        return dict.fromkeys(("ttft_p99_s", "ttft_mean_s"), 10.0) | {
+            "raw_tokens_per_s": 100.0,
+            "effective_tokens_per_s": 100.0,
+            "stall_free_share": 0.5,
+        }
+    more = 100.0 + 10.0 * case.seed
+    return {
+        "ttft_p99_s": 1.0,
+        "ttft_mean_s": 1.0,
+        "raw_tokens_per_s": more,
+        "effective_tokens_per_s": more,
+        "stall_free_share": 0.97,
+        "preemptions": 1.0,
+        "classes": {"premium": {"ttft_p99_s": 1.5}},
+    }
+
+
+def test_goals_are_judged_on_medians_of_ratios() -> None:
+    found = {(one.goal, one.setup): one for one in verdicts(figures_of, [1, 2, 3])}
+    burst = found["burst, load 0.8", "4090-a"]
+    assert burst.values == pytest.approx((0.1, 0.97, 1.2, 1.2))
+    assert (burst.lows[2], burst.highs[2]) == pytest.approx((1.1, 1.3))
+    assert burst.honest == (True, True, True, False), "effective throughput was to be 1.3 times stock's"
+    assert burst.ambitious == (True, False, True, False)
+    premium = found["premium class, Azure 1.2", "4090-azure"]
+    assert (premium.honest, premium.ambitious) == ((True,), (False,))
+    assert len(found) == sum(len({setup for setup, _ in goal.places}) for goal in GOALS)
+
+
+def test_a_goal_is_met_where_all_its_set_ups_meet_it() -> None:
+    met = [
+        goals.Verdict(
+            goal="g",
+            setup=name,
+            load=1.0,
+            values=(1.0,),
+            lows=(1.0,),
+            highs=(1.0,),
+            shown=("x 1",),
+            honest=(honest,),
+            ambitious=(False,),
+        )
+        for name, honest in (("a", True), ("b", False))
+    ]
+    document = {"goals": [asdict(one) for one in met]}
+    assert goals_summary(document).startswith("Of 1 goals, 0 are met")
+    rows = goals_table(document).rows
+    assert [row[3] for row in rows] == ["met", "missed"]
+    assert rows[1][2] == "x 1 MISSED"
+
+
+def test_all_sections_are_made_of_what_exists() -> None:
+    for section in SECTIONS:
+        cases = cases_of(section, [1, 2])
+        assert len(cases) > 4
+        assert len(cases) == len(set(cases)), section.name
+        for case in cases:
+            assert case.setup in SETUPS
+            assert case.policy == "bound" or Variant.parse(case.policy)
+            assert (case.load is None) != (not case.rates)
+    assert {case.seed for case in goal_cases(7)} == {7}
+
+
+def _document(tmp_path: Path) -> dict[str, Any]:
+    cases = [
+        Case(setup="smollm2-burst", load=0.8, policy=policy, seed=seed, timeline=seed == 1).run()
+        for policy in ("stock", "adaptive")
+        for seed in (1, 2)
+    ]
+    document = HEAD | {"kind": "simulation", "seeds": [1, 2], "cases": cases}
+    (tmp_path / "result.json").write_text(json.dumps(document))
+    return document
+
+
+def test_seeds_of_one_configuration_belong_together(tmp_path: Path) -> None:
+    document = _document(tmp_path)
+    (place,) = places_of(document, sections_of(document)[0])
+    assert place.name == "smollm2-burst, load 0.8"
+    assert {policy: len(cases) for policy, cases in place.cases.items()} == {"stock": 2, "adaptive": 2}
+    ttft = [case["figures"]["ttft_mean_s"] for case in place.cases["stock"]]
+    spread = place.figure("stock", "ttft_mean_s")
+    assert (spread.low, spread.high) == (min(ttft), max(ttft))
+    rows = whole_table(document, sections_of(document)[0]).rows
+    assert [row[1] for row in rows] == ["stock", "adaptive"]
+
+
+def test_the_page_needs_nothing_from_outside(tmp_path: Path) -> None:
+    document = _document(tmp_path)
+    result = CliRunner().invoke(report, [str(tmp_path / "result.json"), "--plots", str(tmp_path / "plots")])
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "result.html").read_text()
+    assert not re.search(r'(src|href)="(?!data:)', page)
+    data = re.search(r'<script id="data" type="application/json">(.*)</script>', page)
+    assert data is not None
+    assert json.loads(data[1]) == document
+    names = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert names == {f"{kind}-smollm2-burst-0.8.png" for kind in ("tokens", "buffers", "engine", "ttft")}
+    assert all((tmp_path / "plots" / name).read_bytes().startswith(b"\x89PNG") for name in names)
+
+
+def test_the_short_page_names_seeds_and_commands(tmp_path: Path) -> None:
+    paths = list(write_report(_document(tmp_path), page=tmp_path / "results.md", html=tmp_path / "all.html"))
+    page = (tmp_path / "results.md").read_text()
+    assert "seeds 1, 2" in page
+    assert "`tokenflow sim`" in page
+    assert all(path.exists() for path in paths)
+    assert "(img/tokens-smollm2-burst-0.8.png)" in page
+
+
+def test_what_is_no_result_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    for text in ("{", "[]", '{"kind": "burst"}'):
+        path.write_text(text)
+        result = CliRunner().invoke(report, [str(path)])
+        assert result.exit_code == 1
+        assert "Error" in result.output
+
+
+def test_the_paper_s_report_has_all_sections_and_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`make paper` from end to end, with one small run in place of each of its own."""
+    small = {
+        who: Case(setup="smollm2-burst", load=0.8, policy=who, seed=1, timeline=True).run()
+        for who in ("stock", "bound")
+    }
+
+    def run_small(cases: Sequence[Case], *, jobs: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+        results = []
+        for case in cases:
+            like = small["bound" if case.policy == "bound" else "stock"]
+            figures = like["figures"] | {"classes": {"premium": {"ttft_p99_s": 3.0}}}
+            named = {name: getattr(case, name) for name in ("setup", "policy", "seed", "readers", "rates")}
+            load = {} if case.load is None else {"load": case.load}
+            drawn = {"timeline": like["timeline"]} if case.timeline else {}
+            results.append(named | load | drawn | {"figures": figures})
+        return results
+
+    monkeypatch.setattr(paper, "run_all", run_small)
+    monkeypatch.setattr(paper, "_ROOT", tmp_path)
+    (tmp_path / "docs").mkdir()
+    arguments = ["--out", str(tmp_path / "paper.json"), "--seed", "1", "--seed", "2"]
+    result = CliRunner().invoke(paper.main, arguments)
+    assert result.exit_code == 0, result.output
+    assert "MISSED" in result.output, "one and the same run is no better than stock"
+    page = (tmp_path / "docs" / "results.md").read_text()
+    for section in SECTIONS:
+        assert section.name == "timelines" or f"## {section.title}\n" in page
+    pictures = set(re.findall(r"\(img/([^)]+)\)", page))
+    assert {"load.png", "pareto.png", "ablation.png", "tokens-4090-a-0.8.png"} <= pictures
+    assert pictures == {path.name for path in (tmp_path / "docs" / "img").iterdir()}
+    assert 'make paper ARGS="--section ablation --seed 1 --seed 2"' in page

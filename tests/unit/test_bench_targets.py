@@ -1,0 +1,157 @@
+"""Targets met or missed, and what a part is worth, from figures given by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tokenflow_bench.burst.scenarios import Comparison, Plan, ablation, burst, pauses, seconds
+from tokenflow_bench.burst.setups import SETUPS
+from tokenflow_bench.burst.targets import judged, worth
+
+TINY = SETUPS["tiny"]
+
+
+def run(
+    *, pausing: dict[str, Any] | None = None, pauses: dict[str, Any] | None = None, **changed: float
+) -> Any:
+    figures = {
+        "ttft_p99_s": 10.0,
+        "wait_mean_s": 5.0,
+        "stall_free_share": 0.5,
+        "raw_tokens_per_s": 100.0,
+        "effective_tokens_per_s": 50.0,
+    }
+    return {"figures": figures | changed | {"after_pause": pauses}, "pausing": pausing}
+
+
+def table(load: float, ours: list[Any], **more: Any) -> dict[str, Any]:
+    return {"load": load, "cases": {"fcfs": [run()] * len(ours), "adaptive": ours}, **more}
+
+
+def test_all_targets_met_below_capacity():
+    good = run(
+        ttft_p99_s=2.0,
+        wait_mean_s=2.0,
+        stall_free_share=0.95,
+        raw_tokens_per_s=100.0,
+        effective_tokens_per_s=65.0,
+    )
+    lines = judged(table(0.8, [good]))
+    assert len(lines) == 5
+    assert all(line.endswith("**met**") for line in lines)
+    assert "TTFT p99 against stock: x0.20 (at most x0.20): **met**" in lines
+
+
+@pytest.mark.parametrize(
+    ("figure", "value", "words"),
+    [
+        ("ttft_p99_s", 2.1, "TTFT p99"),
+        ("wait_mean_s", 2.1, "mean wait"),
+        ("stall_free_share", 0.94, "stall-free"),
+        ("raw_tokens_per_s", 99.0, "raw"),
+        ("effective_tokens_per_s", 64.0, "effective"),
+    ],
+)
+def test_each_target_can_be_missed(figure: str, value: float, words: str):
+    good = {
+        "ttft_p99_s": 1.0,
+        "wait_mean_s": 1.0,
+        "stall_free_share": 1.0,
+        "raw_tokens_per_s": 110.0,
+        "effective_tokens_per_s": 80.0,
+    }
+    missed = [line for line in judged(table(0.8, [run(**good | {figure: value})])) if "missed" in line]
+    assert len(missed) == 1
+    assert missed[0].startswith(words)
+
+
+def test_above_capacity_the_limits_are_others():
+    lines = judged(table(1.2, [run(wait_mean_s=3.0, stall_free_share=0.95, raw_tokens_per_s=98.0)]))
+    assert [line.endswith("**met**") for line in lines] == [True, True, True]
+    assert judged({"load": 1.2, "cases": {"fcfs": [run()]}}) == []
+
+
+def test_pauses_have_targets_of_their_own():
+    def paused(moved: int, share: float) -> Any:
+        return run(
+            pausing={"moved_out": moved, "generating": 20},
+            pauses={"reads_on_share": share, "smooth_share": 1.0},
+        )
+
+    lines = judged(table(1.2, [paused(20, 0.9), paused(19, 1.0), paused(0, 0.9)], pausing=True))
+    assert [line.endswith("**met**") for line in lines] == [True, False, True]
+    assert "95 % (at least 95 %)" in lines[0]
+
+
+def test_a_part_pays_if_it_is_worse_without():
+    whole = run(wait_mean_s=2.0, stall_free_share=1.0)
+    cases = {
+        "adaptive": [whole],
+        "no offload": [run(wait_mean_s=2.2, stall_free_share=1.0)],
+        "no overlap": [run(wait_mean_s=2.0, stall_free_share=0.9)],
+        "no write-through": [run(wait_mean_s=2.05, stall_free_share=0.96)],
+        "other": [run(wait_mean_s=1.5, stall_free_share=1.0)],
+    }
+    policies = {name: f"adaptive:{name}=0" for name in cases} | {"adaptive": "adaptive"}
+    lines = worth({"cases": cases, "policies": policies})
+    verdicts = ["the part pays", "the part pays", "no difference seen", "better without it"]
+    assert [line.rpartition(": ")[2] for line in lines] == [f"**{verdict}**" for verdict in verdicts]
+    assert lines[0].startswith(
+        "no offload: mean wait x1.10, TTFT p99 x1.00, raw throughput x1.00, stall-free +0"
+    )
+
+
+def plan(runs: int = 5) -> Plan:
+    return Plan(
+        policies=(),
+        loads=(0.8, 1.2),
+        runs=runs,
+        seed=1,
+        target_s=1.0,
+        max_lag_ms=20.0,
+        kv_tokens=None,
+        threads=None,
+        say=lambda _line: None,
+    )
+
+
+def test_an_experiment_says_how_long_it_takes():
+    """4 policies, 5 rounds, 250 tokens at 17.5 a second: 14.3 and 17.1 s a run, and 3 s between two."""
+    comparisons = burst(plan(), TINY)
+    assert [comparison.least_s(TINY) for comparison in comparisons] == pytest.approx(
+        [14.286, 17.143], abs=1e-3
+    )
+    assert seconds(plan(), TINY, comparisons) == pytest.approx(75 + 20 * (17.286 + 20.143), abs=0.1)
+
+
+def test_the_experiment_fits_into_its_time():
+    whole = sum(seconds(plan(), setup, burst(plan(), setup)) for setup in SETUPS.values())
+    assert whole < 27 * 60
+
+
+def by_policy(comparison: Comparison) -> dict[str, str]:
+    return {case.name: case.policy for case in comparison.cases}
+
+
+def test_each_part_is_taken_away_in_one_engine():
+    parts, pausing, *_ = ablation(plan(), TINY)
+    assert by_policy(parts) == {
+        "fcfs": "fcfs",
+        "adaptive": "adaptive",
+        "no offload": "adaptive:offload=0",
+        "no write-through": "adaptive:write_through=0",
+        "no overlap": "adaptive:overlap=0",
+    }
+    assert (parts.pausing, pausing.pausing) == (False, True)
+    assert by_policy(pausing)["no pause knowledge"] == "adaptive:pauses=0"
+    assert {case.pauses for case in pausing.cases} == {"report"}
+
+
+def test_readers_who_pause_are_also_not_told_of():
+    [comparison, _] = pauses(plan(), TINY)
+    untold = [case for case in comparison.cases if case.pauses == "silent"]
+    assert [case.name for case in untold] == ["adaptive, not told"]
+    assert untold[0].report_every_s is None
+    assert comparison.least_s(TINY) == pytest.approx(24.286, abs=1e-3)

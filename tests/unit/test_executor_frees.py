@@ -1,0 +1,154 @@
+"""How soon a preempted stream's memory is free, in scheduling passes: the executor without an engine."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.memory_transfer import MemoryTransfer
+from tokenflow_engine.control.orders import Orders
+from tokenflow_engine.kv.offload import OffloadManager
+from tokenflow_engine.policy.base import Phase
+
+PAGE = 16
+SGLANG_SIDE = ("host", "rows", "executor")
+"""Modules that import SGLang, and the one under test, which imports those."""
+
+
+@dataclass(eq=False)
+class Request:
+    rid: str
+    kv: Any
+    to_finish: None = None
+
+    def finished(self) -> bool:
+        return False
+
+
+@dataclass
+class Batch:
+    reqs: list[Request] = field(default_factory=list)
+    batch_is_full: bool = True
+
+    def filter_batch(self, reqs_to_exclude: list[Request]) -> None:
+        self.reqs = [req for req in self.reqs if req not in reqs_to_exclude]
+
+
+class Engine:
+    """One stream of `tokens` in the batch, of which host memory holds the first `synced`.
+
+    `ordered`: what comes after a copy may use its slots at once, as on a GPU's streams; else, as on a CPU,
+    when the copy is done, which it is by the next pass.
+    """
+
+    def __init__(self, executor: type[Any], *, tokens: int, synced: int, ordered: bool) -> None:
+        self.freed: list[str] = []
+        self.req = Request("a", SimpleNamespace(kv_committed_len=tokens, holds_kv=True))
+        self.batch = Batch([self.req])
+        self.queue: deque[Any] = deque()
+        scheduler = SimpleNamespace(
+            result_queue=self.queue,
+            running_batch=self.batch,
+            waiting_queue=[],
+            chunked_req=None,
+            page_size=PAGE,
+            req_to_token_pool=SimpleNamespace(available_size=lambda: 8),
+            max_total_num_tokens=4096,
+            freed=self.freed,
+        )
+        self._transfer = MemoryTransfer(slots=4096, host_tokens=4096, chunk_tokens=64, ordered=ordered)
+        self._host = OffloadManager(self._transfer, page_tokens=PAGE)
+        self.executor = executor(scheduler, new_host=lambda: self._host)
+        self.executor.open_host()
+        if synced:
+            self._host.begin_iteration(synced)
+            self._host.write("a", range(tokens), tokens)
+            self._settle()
+        assert self._host.synced("a") == synced
+
+    def preempt(self) -> None:
+        self.executor.order(Orders(evict=["a"]))
+
+    def passes_until_free(self) -> int:
+        """From the first one that could take it off the device: the last token's result is processed."""
+        for number in range(1, 50):
+            self.executor.step(self.batch)
+            if self.freed:
+                assert self.executor.phase("a") is Phase.OFFLOADED
+                assert self._host.is_host_only("a")
+                return number
+            self._host.prepare_forward()
+            self._host.forward_launched()
+            if not self._transfer.ordered:
+                self._transfer.finish_all()
+        raise AssertionError("its memory was never free")
+
+    def _settle(self) -> None:
+        for _ in range(100):
+            self._host.poll()
+            self._host.forward_launched()
+            self._transfer.finish_all()
+        self._host.poll()
+
+
+@pytest.fixture
+def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Any]]:
+    """The class, with SGLang's side of it replaced: whose memory is freed is written down."""
+    names = {name: f"tokenflow_engine.sglang.{name}" for name in SGLANG_SIDE}
+    host, rows = ModuleType(names["host"]), ModuleType(names["rows"])
+    host.HostRefusedError = RuntimeError  # type: ignore[attr-defined]
+    rows.free_tokens = lambda _scheduler: 4096  # type: ignore[attr-defined]
+    rows.row_of = lambda _scheduler, req: range(req.kv.kv_committed_len)  # type: ignore[attr-defined]
+    rows.give_up = lambda scheduler, req, **_: scheduler.freed.append(req.rid)  # type: ignore[attr-defined]
+    rows.forget_kv = lambda _req: None  # type: ignore[attr-defined]
+    import tokenflow_engine.sglang as package
+
+    for name, module in (("host", host), ("rows", rows)):
+        monkeypatch.setitem(sys.modules, names[name], module)
+        monkeypatch.setattr(package, name, module, raising=False)
+    monkeypatch.delitem(sys.modules, names["executor"], raising=False)
+    from tokenflow_engine.sglang import executor as under_test
+
+    monkeypatch.setattr(under_test, "why_request_is_fixed", lambda _req: None)
+    monkeypatch.setattr(under_test, "_private", lambda req: req.kv.kv_committed_len)
+    yield under_test.Executor
+    monkeypatch.delitem(sys.modules, names["executor"], raising=False)
+
+
+def test_a_synced_stream_is_free_in_the_pass_that_takes_it_off(executor: type[Any]):
+    """Whatever its length: every page is in host memory already, the last one too."""
+    engine = Engine(executor, tokens=20 * PAGE, synced=20 * PAGE, ordered=False)
+    engine.preempt()
+    assert engine.passes_until_free() == 1
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_a_stream_synced_up_to_its_last_page_is_free_one_pass_later(executor: type[Any], ordered: bool):
+    """The page that is being written is never there yet; on a GPU its copy need only be under way."""
+    engine = Engine(executor, tokens=20 * PAGE + 5, synced=20 * PAGE, ordered=ordered)
+    engine.preempt()
+    assert engine.passes_until_free() == 2
+
+
+def test_a_result_under_way_is_awaited_first(executor: type[Any]):
+    """With the overlap loop: one pass longer, in which its last token arrives."""
+    engine = Engine(executor, tokens=20 * PAGE, synced=20 * PAGE, ordered=False)
+    engine.queue.append((SimpleNamespace(reqs=[engine.req]), None))
+    engine.preempt()
+    engine.executor.step(engine.batch)
+    assert not engine.freed
+    engine.queue.clear()
+    assert engine.passes_until_free() == 1
+
+
+def test_a_stream_that_is_not_synced_takes_longer(executor: type[Any]):
+    """Negative control: without write-through the whole of it has to be copied first."""
+    engine = Engine(executor, tokens=20 * PAGE, synced=0, ordered=False)
+    engine.preempt()
+    assert engine.passes_until_free() > 2

@@ -9,7 +9,7 @@ JS_CLIENT := clients/js
 SOAK_S ?= 600
 
 .DEFAULT_GOAL := help
-.PHONY: help up doctor test check soak bench-readers bench-burst paper format clean .browser
+.PHONY: help up doctor test check soak bench-readers bench-burst proof paper format clean .browser
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
@@ -44,6 +44,10 @@ bench-readers: .venv/.dev ## Measure what the gateway knows of its readers (ARGS
 bench-burst: .venv/.dev ## Measure policies on the real engine with readers on sockets (ARGS="--quick" for four minutes)
 	@$(BIN)/tokenflow up --prepare
 	@PYTHONPATH=bench:tests $(BIN)/python -m tokenflow_bench.experiment $(ARGS)
+
+proof: .venv/.dev ## Measure stock against ours on the real engine, check the simulator by it, in half an hour (ARGS="--minutes 15")
+	@$(BIN)/tokenflow up --prepare
+	@PYTHONPATH=bench:tests $(BIN)/python -m tokenflow_bench.proof $(ARGS)
 
 paper: .venv/.dev ## Simulate the paper's set-ups and more, write docs/results.md (ARGS="--section goals" for a part)
 	@PYTHONPATH=bench $(BIN)/python -m tokenflow_bench.paper $(ARGS)

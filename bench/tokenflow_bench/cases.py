@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tokenflow_bench.bound import fluid_limit
+from tokenflow_bench.costs import Machine
 from tokenflow_bench.crowds import STEADY, crowd
-from tokenflow_bench.setups import SETUPS
+from tokenflow_bench.setups import SETUPS, Setup
 from tokenflow_bench.simulated import measure
 from tokenflow_bench.simulator import simulate
 from tokenflow_bench.sla import Sla
@@ -40,21 +41,27 @@ class Case:
     readers: str = STEADY
     """As in `crowds`."""
     mix: tuple[Sla, ...] = ()
+    machine: Machine | None = None
+    """Instead of the set-up's."""
     timeline: bool = False
     """Keep what is needed to draw the run."""
 
     def workload(self) -> Workload:
         """What arrives."""
-        setup = SETUPS[self.setup]
+        setup = self._setup()
         if self.load is None:
             steady = setup.at_rates(dict(self.rates), self.seed)
         else:
             steady = setup.workload(self.load, self.seed)
         return crowd(self.readers, self.mix)(steady, np.random.default_rng([self.seed, 1]))
 
+    def _setup(self) -> Setup:
+        setup = SETUPS[self.setup]
+        return setup if self.machine is None else replace(setup, machine=self.machine)
+
     def run(self) -> dict[str, Any]:
         """The case and its figures, for JSON."""
-        workload, machine = self.workload(), SETUPS[self.setup].machine
+        workload, machine = self.workload(), self._setup().machine
         case = {name: value for name, value in asdict(self).items() if value not in ((), None, False)}
         if self.policy == BOUND:
             return case | {"figures": _rounded(asdict(fluid_limit(machine, workload)))}

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MACHINES", "Machine"]
+__all__ = ["MACHINES", "Machine", "read_machines"]
 
 _FILE = Path(__file__).with_name("machines.toml")
 
@@ -62,8 +62,8 @@ class Machine:
         return 1.0 / (step_s / batch + self.prefill_per_token_s * prompt_share)
 
 
-def _read(path: Path) -> dict[str, Machine]:
-    """Raises `ValueError` for a machine with a field too many or too few."""
+def read_machines(path: Path) -> dict[str, Machine]:
+    """By name. Raises `ValueError` for a machine with a field too many or too few."""
     tables = tomllib.loads(path.read_text())
 
     @cache
@@ -80,4 +80,4 @@ def _read(path: Path) -> dict[str, Machine]:
     return machines
 
 
-MACHINES = _read(_FILE)
+MACHINES = read_machines(_FILE)

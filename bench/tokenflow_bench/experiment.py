@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ from tokenflow_bench import environment
 from tokenflow_bench.burst import idle
 from tokenflow_bench.burst.report import page, terminal
 from tokenflow_bench.burst.scenarios import Comparison, Plan, ablation, burst, measure, pauses, seconds
-from tokenflow_bench.burst.setups import SETUPS
+from tokenflow_bench.burst.setups import SETUPS, Setup
 from tokenflow_bench.load.cli import MAX_LAG_MS
 
-__all__ = ["main"]
+__all__ = ["keep", "main", "measured", "objections"]
 
 _ROOT = Path(__file__).parents[2]
 _OUT = _ROOT / "bench" / "out"
@@ -62,16 +62,16 @@ def main(**given: Any) -> None:
     """Measure, show tables, and write bench/out/*.json and docs/results-burst.md."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # ends engine and gateway, too
     if given["idle"]:
-        _keep(document := _idle(given))
+        keep(document := _idle(given))
         click.echo(f"\n{idle.terminal(document['tables'])}")
         return
     if given["sources"]:
         document = _joined([json.loads(source.read_text()) for source in given["sources"]])
     else:
         document = _measured(given)
-        _keep(document)
+        keep(document)
     click.echo(f"\n{terminal(document)}")
-    is_trusted = not any(run["objection"] for run in _runs(document))
+    is_trusted = not objections(document)
     is_whole = not given["sources"] and not any(given[part] for part in _PARTS)
     if given["write_page"] or (is_trusted and is_whole):
         _PAGE.write_text(page(document))
@@ -94,15 +94,21 @@ def _measured(given: dict[str, Any]) -> dict[str, Any]:
         threads=given["threads"],
         say=_say,
     )
-    document = environment.describe(seed=plan.seed, command=_command(), browsers=False)
-    document["versions"] |= _engine_versions()
-    document |= {"runs": plan.runs, "target_s": plan.target_s, "tables": []}
     scenario = pauses if given["pauses"] else ablation if given["ablation"] else burst
     setups = [SETUPS[name] for name in given["setups"] or ((_SMALL,) if quick or special else tuple(SETUPS))]
-    work = [(setup, scenario(plan, setup)) for setup in setups]
+    return measured(plan, [(setup, scenario(plan, setup)) for setup in setups], command=_command())
+
+
+def measured(
+    plan: Plan, work: Sequence[tuple[Setup, Sequence[Comparison]]], *, command: Sequence[str]
+) -> dict[str, Any]:
+    """The result's document: each set-up's comparisons on an engine of its own."""
+    document = environment.describe(seed=plan.seed, command=command, browsers=False)
+    document["versions"] |= _engine_versions()
+    document |= {"runs": plan.runs, "target_s": plan.target_s, "tables": []}
     minutes = sum(seconds(plan, setup, comparisons) for setup, comparisons in work) / 60
     cases = ", ".join(f"{setup.name}: {_runs_of(comparisons)}" for setup, comparisons in work)
-    _say(f"{plan.runs} rounds of {cases}; about {minutes:.0f} minutes")
+    plan.say(f"{plan.runs} rounds of {cases}; about {minutes:.0f} minutes")
     for setup, comparisons in work:
         document["tables"] += measure(plan, setup, comparisons)
     return document
@@ -142,10 +148,10 @@ def _command() -> list[str]:
     return ["make", "bench-burst", *([f'ARGS="{given}"'] if given else [])]
 
 
-def _runs(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for table in document["tables"]:
-        for runs in table["cases"].values():
-            yield from runs
+def objections(document: dict[str, Any]) -> list[str]:
+    """Why runs are not to be used, one for each."""
+    runs = [run for table in document["tables"] for runs in table["cases"].values() for run in runs]
+    return [run["objection"] for run in runs if run["objection"]]
 
 
 def _joined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -155,9 +161,10 @@ def _joined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**documents[0], "command": ", then ".join(commands), "tables": tables}
 
 
-def _keep(document: dict[str, Any]) -> None:
+def keep(document: dict[str, Any], name: str = "burst") -> None:
+    """Write it to bench/out."""
     _OUT.mkdir(parents=True, exist_ok=True)
-    path = _OUT / f"burst-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    path = _OUT / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
     path.write_text(json.dumps(document, indent=1) + "\n")
     click.echo(f"kept {path.relative_to(_ROOT)}")
 

@@ -15,7 +15,7 @@ import click
 
 from tokenflow_bench import environment
 from tokenflow_bench.cases import BOUND, Case
-from tokenflow_bench.costs import MACHINES
+from tokenflow_bench.costs import MACHINES, Machine, read_machines
 from tokenflow_bench.crowds import STEADY, crowd
 from tokenflow_bench.pool import run_all
 from tokenflow_bench.setups import AZURE, SETUPS
@@ -84,6 +84,21 @@ def _mix(_context: click.Context, _parameter: click.Parameter, values: tuple[str
         raise click.BadParameter(str(error)) from None
 
 
+def _machines(_context: click.Context, _parameter: click.Parameter, value: Path | None) -> dict[str, Machine]:
+    try:
+        return read_machines(value) if value else {}
+    except (ValueError, LookupError) as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _machine_of(setup: str, machines: dict[str, Machine]) -> Machine | None:
+    """None: the set-up's own."""
+    name = SETUPS[setup].machine.name
+    if machines and name not in machines and len(machines) > 1:
+        raise click.UsageError(f"--machines: {setup} needs a [{name}], or the file one machine alone")
+    return machines.get(name, next(iter(machines.values()), None))
+
+
 def _list(context: click.Context, _parameter: click.Parameter, is_asked: bool) -> None:
     if is_asked:
         rows = [
@@ -143,6 +158,12 @@ def _list(context: click.Context, _parameter: click.Parameter, is_asked: bool) -
     help="A class of `--readers classes`, instead of the built-in ones.",
 )
 @click.option("--seed", "seeds", multiple=True, type=int, default=[1, 2, 3], show_default=True)
+@click.option(
+    "--machines",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    callback=_machines,
+    help="Of `tokenflow calibrate` (TOML): a set-up runs on the one of its machine's name, or the only one.",
+)
 @click.option("--timeline", is_flag=True, help="Keep what `tokenflow report` needs to draw each run.")
 @click.option("--jobs", type=click.IntRange(min=1), default=min(os.cpu_count() or 1, 2), show_default=True)
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write everything there (JSON).")
@@ -155,6 +176,7 @@ def sim(
     readers: Sequence[str],
     mix: Sequence[Any],
     seeds: Sequence[int],
+    machines: dict[str, Machine],
     timeline: bool,
     jobs: int,
     out: Path | None,
@@ -178,6 +200,7 @@ def sim(
             mix=tuple(mix) if "classes" in who else (),
             policy=policy,
             seed=seed,
+            machine=_machine_of(setup, machines),
             timeline=timeline and policy != BOUND,
         )
         for setup, load, who, policy, seed in product(setups, loads, readers, policies, seeds)

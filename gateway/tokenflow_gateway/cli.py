@@ -312,6 +312,9 @@ _bench_command(
     "bench", "tokenflow_bench.load.cli:bench", "Drive any OpenAI-compatible endpoint with simulated people."
 )
 _bench_command("sim", "tokenflow_bench.sim:sim", "Simulate policies on GPUs.")
+_bench_command(
+    "calibrate", "tokenflow_bench.calibrate.cli:calibrate", "Measure what an engine's passes cost, for sim."
+)
 _bench_command("report", "tokenflow_bench.report.cli:report", "Draw a result: one HTML page, PNG plots.")
 
 

@@ -69,12 +69,22 @@ def test_who_has_just_come_stays() -> None:
 
 def test_who_has_just_come_back_goes_last() -> None:
     """To leave again would be thrash; but if nobody else can, a reader who runs dry does not wait for it."""
+    slow = MACHINES["a6000"]
     dry = Row(phase=OFFLOADED, generated=200, buffered=0, context=100, since=1.0)
-    view = view_of(ahead(20, since=0.8), ahead(5), dry)
+    view = view_of(ahead(20, since=0.8), ahead(5), dry, machine=slow)
     assert plan_of(view).evict == [0]
     assert plan_of(replace(view, preemptions=np.array([1, 0, 0]))).evict == [1]
-    alone = view_of(ahead(20, since=0.8), dry)
+    alone = view_of(ahead(20, since=0.8), dry, machine=slow)
     assert plan_of(replace(alone, preemptions=np.array([1, 0]))).evict == [0]
+
+
+def test_where_steps_are_fast_a_short_stay_is_enough() -> None:
+    """In 0.8 s an H200 makes what its reader reads in many; who is ahead most goes, and nobody runs dry."""
+    dry = Row(phase=OFFLOADED, generated=200, buffered=0, context=100, since=1.0)
+    view = view_of(ahead(20, since=0.8), ahead(5), dry, machine=MACHINES["h200"])
+    came_back = replace(view, preemptions=np.array([1, 0, 0]))
+    assert plan_of(came_back).evict == [0]
+    assert plan_of(came_back, again_steps=1e9).evict == [1], "negative control"
 
 
 def test_newcomers_need_victims_further_ahead_than_who_has_begun() -> None:
@@ -202,6 +212,26 @@ def test_streams_far_ahead_are_parked_when_steps_are_too_long_for_a_reader() -> 
     assert plan.evict == []
     assert 20 not in plan.park
     assert plan_of(view_of(*rows, machine=slow, free=4_096)).park == [], "nobody is tight"
+
+
+def test_while_newcomers_are_refused_only_who_is_very_far_ahead_is_parked() -> None:
+    """A smaller batch makes fewer tokens, and in overload somebody waits for each of them."""
+    slow = MACHINES["laptop-smollm2"]
+
+    def plan(lead_s: float, *newcomers: Row, **options: float) -> Plan:
+        rows = [
+            Row(phase=RUNNING, generated=100, rate=1.0, buffered=lead_s, context=160, max_output=60)
+            for _ in range(12)
+        ]
+        tight = Row(phase=RUNNING, generated=100, rate=8.0, buffered=2, context=160, max_output=60)
+        view = view_of(*rows, tight, *newcomers, machine=slow, free=100, mean_output=120.0)
+        return plan_of(view, catch_up_s=1.0, **options)
+
+    refused = [Row(phase=WAITING, context=60, rate=8.0, waited=0.5)] * 20
+    assert plan(3.0).park, "nobody waits"
+    assert plan(3.0, *refused).park == []
+    assert plan(3.0, *refused, calm_refusing_s=1.2).park, "negative control"
+    assert plan(30.0, *refused).park
 
 
 def test_nobody_is_parked_for_shorter_steps_that_make_too_few_tokens() -> None:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from tokenflow_bench import costs
 from tokenflow_bench.bound import fluid_limit, least_ttft_s, least_work_s
+from tokenflow_bench.calibrate.machine import toml_entry
 from tokenflow_bench.cases import BOUND, Case
 from tokenflow_bench.costs import MACHINES
 from tokenflow_bench.crowds import crowd
@@ -109,7 +110,7 @@ def test_a_machine_with_a_field_too_many_is_named(tmp_path: Path) -> None:
     path = tmp_path / "machines.toml"
     path.write_text("[odd]\nwings = 2\n")
     with pytest.raises(ValueError, match=r"machines.toml: \[odd\]: .*wings"):
-        costs._read(path)
+        costs.read_machines(path)
 
 
 def test_the_least_work_by_hand() -> None:
@@ -182,6 +183,28 @@ def test_the_command_writes_what_it_shows(tmp_path: Path) -> None:
     assert len(drawn["ttft_s"]) == document["cases"][0]["figures"]["streams"]
     assert len(drawn["engine"]["at_s"]) == len(drawn["engine"]["waiting"]) > 10
     assert "stock" in result.output
+
+
+def test_a_set_up_runs_on_a_calibrated_machine(tmp_path: Path) -> None:
+    """The one of its own machine's name, else the only one; with neither, one line says so."""
+    slow = replace(MACHINES["laptop-tiny"], step_base_s=0.5, name="laptop-tiny")
+    one, two = tmp_path / "one.toml", tmp_path / "two.toml"
+    one.write_text(toml_entry(replace(slow, name="mine")))
+    two.write_text(toml_entry(replace(MACHINES["4090"], name="other")) + toml_entry(slow))
+    arguments = ["--setup", "tiny-burst", "--load", "0.8", "--policy", "stock", "--seed", "1", "--jobs", "1"]
+    raw = {}
+    for path in (one, two):
+        result = CliRunner().invoke(
+            sim, [*arguments, "--machines", str(path), "--out", str(out := tmp_path / "out.json")]
+        )
+        assert result.exit_code == 0, result.output
+        (case,) = json.loads(out.read_text())["cases"]
+        assert case["machine"]["step_base_s"] == 0.5
+        raw[path] = case["figures"]["raw_tokens_per_s"]
+    assert raw[one] == raw[two]
+    refused = CliRunner().invoke(sim, ["--setup", "4090-a", "--policy", "stock", "--machines", str(two)])
+    assert refused.exit_code == 2
+    assert "needs a [4090]" in refused.output
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,17 @@ def test_the_stock_engine_admits_with_a_reserve_and_queues_the_rest() -> None:
     assert first_s(outcome, 2) > 1.0
 
 
+def test_once_full_the_stock_engine_admits_nobody_before_somebody_leaves() -> None:
+    """SGLang's `batch_is_full`: that memory would do for a fifth one soon is not looked at.
+
+    A newcomer asks for 100 + 100 tokens. The first pass promises 201 each of the 1,000 to four; after it they
+    hold 400 and reserve 0.7 of 400, which leaves 320.
+    """
+    outcome = run(requests(5, prompt=100, output=100))
+    assert first_s(outcome, 3) == pytest.approx(first_s(outcome, 0))
+    assert first_s(outcome, 4) > min(float(outcome.streams.token_s(row)[-1]) for row in range(4))
+
+
 def test_the_reserve_decays_and_jumps_after_a_retraction() -> None:
     streams = Streams(requests(2, output=400))
     reserve = Reserve()

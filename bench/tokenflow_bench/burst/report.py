@@ -19,11 +19,10 @@ _Run = Mapping[str, Any]
 
 _INTRODUCTION = """# Readers on sockets, policies in turns
 
-Written by `make bench-burst`; do not edit. The real engine, `tokenflow serve` in front of it, and simulated
+Written by `{command}`; do not edit. The real engine, `tokenflow serve` in front of it, and simulated
 people who read at their own pace.
 
-- {at}, commit {commit}, `{command}`,
-  seed {seed}
+- {at}, commit {commit}, seed {seed}
 - {cpu}, {cores} cores, {memory} GiB, Linux {kernel}, load before the run {load:.2f}
 - {versions}
 
@@ -34,9 +33,9 @@ How to read it:
   below is SGLang's default, but for what its CPU path needs (`--device cpu`, `--attention-backend
   torch_native`, `--sleep-on-idle`). Every round runs each case on the same readers and texts, beginning with
   another one each time.
-- Figures are medians over the rounds ({runs}) with their range, then the median of the ratios to `fcfs`
-  within a round. The readers of round n, from 0, are drawn with the seed above plus n. With fewer than a
-  hundred readers, p99 is the slowest one.
+- Figures are medians over the rounds ({runs}, unless a table says otherwise) with their range, then the
+  median of the ratios to `fcfs` within a round. The readers of round n, from 0, are drawn with the seed above
+  plus n. With fewer than a hundred readers, p99 is the slowest one.
 - Latency counts from the scheduled arrival. *Wait* is TTFT plus the seconds in which a reader had nothing
   to read after the first token. A stream is *stall-free* with at most 0.2 s of these, and *good* with its
   first token within {target:g} s too. Streams that fail or do not end count as waiting until the horizon.
@@ -59,7 +58,7 @@ _TABLE = """
 ## {words}, {title}
 
 {readers} readers at {rate:g} tokens per second (median), answers of {output} tokens (mean); capacity
-{capacity:.0f} tokens per second; memory for {fit:.0f} % of the whole streams.
+{capacity:.0f} tokens per second; memory for {fit:.0f} % of the whole streams{rounds}.
 
 Engine: `{flags}`; {cores}.{caution}
 
@@ -267,6 +266,7 @@ def _section(table: _Document) -> str:
     return _TABLE.format(
         **values,
         fit=100 * table["fit"],
+        rounds=f"; {table['rounds']} rounds" if "rounds" in table else "",
         flags=" ".join(table["flags"]),
         caution=_caution(table),
         table=table_of(table, (*_LINES, *_PAUSE_LINES)).markdown(),

@@ -16,10 +16,11 @@ from tokenflow_bench.burst.places import Places
 from tokenflow_bench.burst.turns import Case, turns
 from tokenflow_bench.load.asks import asks_of
 from tokenflow_bench.load.driver import Client, Drive, drive
+from tokenflow_bench.load.log import StreamLog
 from tokenflow_bench.load.summary import summarise
 from tokenflow_bench.workload import Workload
 
-__all__ = ["Rounds", "run_async"]
+__all__ = ["Rounds", "requests_of", "run_async"]
 
 _TRIES = 3
 """For a run whose driver was late, before its figures are kept as not to be trusted."""
@@ -96,9 +97,24 @@ class Rounds:
             "engine": {name: value - before.get(name, 0.0) for name, value in after.items()},
             "driver": run.overhead.document(),
             "reports": {str(status): count for status, count in run.report_statuses.items()},
+            "requests": requests_of(run.logs),
             "errors": sorted({log.error for log in run.logs if log.error})[:5],
             "objection": run.overhead.objection(max_lag_ms=self.max_lag_ms),
         }
+
+
+def requests_of(logs: Sequence[StreamLog]) -> dict[str, list[float]]:
+    """What came, in columns: seconds, tokens as the engine counts them, tokens a second.
+
+    An answer that did not come to its end counts as long as it was asked for.
+    """
+    return {
+        "arrived": [log.due_s for log in logs],
+        "prompt": [log.prompt_tokens or 0 for log in logs],
+        "output": [max(len(log.token_s) if log.is_whole else log.output_tokens, 1) for log in logs],
+        "max_output": [max(log.output_tokens, len(log.token_s)) for log in logs],
+        "rate": [log.person.rate for log in logs],
+    }
 
 
 def run_async(work: Any) -> Any:

@@ -62,6 +62,8 @@ class Comparison:
     cases: tuple[Case, ...]
     pausing: bool = False
     """Every second reader pauses."""
+    runs: int | None = None
+    """Rounds; None: as many as planned."""
 
     def least_s(self, setup: Setup) -> float:
         """Seconds in which all can be generated, and read."""
@@ -114,7 +116,7 @@ def measure(plan: Plan, setup: Setup, comparisons: Sequence[Comparison]) -> Iter
 def seconds(plan: Plan, setup: Setup, comparisons: Sequence[Comparison]) -> float:
     """About how long that takes, if the first guess of the KV memory's size is right."""
     runs = sum(
-        plan.runs * len(comparison.cases) * (comparison.least_s(setup) + _BETWEEN_RUNS_S)
+        (comparison.runs or plan.runs) * len(comparison.cases) * (comparison.least_s(setup) + _BETWEEN_RUNS_S)
         for comparison in comparisons
     )
     return _START_S + runs
@@ -176,11 +178,12 @@ class _Site:
         count = setup.readers(load, self.capacity.tokens_per_s)
         least_s = comparison.least_s(setup)
         name = f"{setup.name}, {comparison.title}"
-        plan.say(f"{name}: {count} readers, {len(cases)} x {plan.runs} runs of about {least_s:.0f} s")
+        runs = comparison.runs or plan.runs
+        plan.say(f"{name}: {count} readers, {len(cases)} x {runs} runs of about {least_s:.0f} s")
         rounds = Rounds(
             name=name,
             cases=cases,
-            rounds=plan.runs,
+            rounds=runs,
             workload=_pausing(readers) if comparison.pausing else readers,
             window_s=least_s,
             horizon_s=4 * least_s + 30,
@@ -193,6 +196,7 @@ class _Site:
             "words": setup.words,
             "title": comparison.title,
             "load": load,
+            "rounds": runs,
             "pausing": comparison.pausing,
             "readers": count,
             "rate": setup.rate,

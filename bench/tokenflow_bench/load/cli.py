@@ -29,7 +29,7 @@ from tokenflow_bench.sla import Sla, parse_sla
 from tokenflow_bench.traces import FORMATS, TraceError
 from tokenflow_bench.workload import BURSTGPT_SHAPE
 
-__all__ = ["MAX_LAG_MS", "bench"]
+__all__ = ["MAX_LAG_MS", "bench", "first_model"]
 
 MAX_LAG_MS = 20.0
 """A tenth of the stall that a stall-free stream may have."""
@@ -261,7 +261,7 @@ def _client(given: dict[str, Any]) -> Client:
     url = given["url"]
     return Client(
         url=url,
-        model=given["model"] or _first_model(url, given["api_key"]),
+        model=given["model"] or first_model(url, given["api_key"]),
         route=_ROUTES[given["route"]],  # type: ignore[arg-type]
         api_key=given["api_key"],
         declares_rate=given["declare"],
@@ -272,7 +272,7 @@ def _client(given: dict[str, Any]) -> Client:
     )
 
 
-def _first_model(url: str, api_key: str | None) -> str:
+def first_model(url: str, api_key: str | None) -> str:
     base = url.rstrip("/").removesuffix("/v1")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     request = urllib.request.Request(f"{base}/v1/models", headers=headers)  # noqa: S310 - the user's own

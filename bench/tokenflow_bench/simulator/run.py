@@ -145,6 +145,8 @@ class _Run:
         self.now = 0.0
         self.finished = self.plans = self.passes = self.emergencies = 0
         self.last_was_prefill = False
+        self.is_full = False
+        """SGLang's `batch_is_full`: a newcomer did not fit, and nobody has left the batch since."""
         self.changed = True
         for row, at in enumerate(workload.arrived.tolist()):
             self.events.add(at, Event.ARRIVED, row)
@@ -314,6 +316,7 @@ class _Run:
             self.queue.append(row)
             running = running[running != row]
             retracted = self.changed = True
+            self.is_full = False
         if retracted and len(running):
             self.reserve.retracted(self.streams, running)
         elif len(running):
@@ -336,16 +339,21 @@ class _Run:
         return chunks
 
     def _stock_admission(self, running: Rows, chunk: int, keep: int, chunks: list[tuple[int, int]]) -> None:
-        """The engine's own: in order of its queue until one does not fit."""
+        """The engine's own: in order of its queue until one does not fit; then not before somebody leaves."""
         streams, page = self.streams, self.machine.page_tokens
         room = self.reserve.room(streams, running, free=self.device.free) - keep
         room -= sum(Reserve.most_output(streams, row) + page for row, _ in chunks)
         batch = len(running) + len(chunks) + len(streams.rows(_LOADING))
+        if self.is_full and batch:
+            return
         most = _MOST_PREFILL
         for row in list(self.queue):
             extend = int(streams.to_prefill[row])
             total = extend + Reserve.most_output(streams, row) + page
-            if batch >= self.machine.max_running or min(chunk, most) <= 0 or total >= room:
+            if min(chunk, most) <= 0:
+                return
+            if batch >= self.machine.max_running or total >= room:
+                self.is_full = batch > 0
                 return
             tokens = min(extend, chunk)
             self.queue.remove(row)
@@ -398,6 +406,7 @@ class _Run:
             device.finish(row, now=until)
             self.finished += 1
             self.changed = True
+            self.is_full = False
 
     def _first_token(self, row: int) -> None:
         """A prefill is done: it gives one token, the first or the next after its KV was dropped."""
@@ -411,6 +420,7 @@ class _Run:
             self.device.finish(row, now=self.now)
             self.finished += 1
             self.changed = True
+            self.is_full = False
 
     def _sample(self) -> None:
         streams, device = self.streams, self.device

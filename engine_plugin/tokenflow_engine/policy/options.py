@@ -34,6 +34,9 @@ class Options:
     """A stream that came into the batch stays at least this long."""
     again_s: float = 1.0
     """One that came back more recently than this goes only if no other can: that is thrash."""
+    again_steps: float = 40.0
+    """No longer after so many decode steps: where they are fast its reader has text for long by then, and
+    readers who run dry would find nobody else ahead."""
     starving_s: float = 20.0
     """A started stream that is dry after so long outside takes a place from whoever is ahead most."""
     stay_s: float = 2.0
@@ -48,6 +51,8 @@ class Options:
     """Below this slack a running reader is tight: streams far ahead are parked to make steps shorter."""
     calm_s: float = 1.2
     """Above this slack a running stream may be parked to make steps shorter."""
+    calm_refusing_s: float = 5.0
+    """The same while newcomers are refused: a smaller batch makes fewer tokens, and they wait for those."""
     catch_up_s: float = 8.0
     """A shorter step must not cost what is read within this time: a smaller batch makes fewer tokens."""
     share: float = 0.7

@@ -58,7 +58,8 @@ class Planning:
         self.draft = Draft(view, steps=_STEPS_AHEAD)
         here_s = view.now - view.since
         self.settled = here_s >= options.least_s
-        self.recent = (view.preemptions > 0) & (here_s < options.again_s) & ~view.paused
+        again_s = min(options.again_s, options.again_steps * self.step_s)
+        self.recent = (view.preemptions > 0) & (here_s < again_s) & ~view.paused
         self.victims = Victims(
             view, self.draft, self.slack, self.costs, settled=self.settled, recent=self.recent
         )
@@ -92,9 +93,11 @@ class Planning:
         Readers who are dry, and machines; for newcomers what is free is kept (`_keep_free_for`).
         """
         view, options = self.view, self.options
+        may_come = self.outside & (self.started | view.machine)
+        if not may_come.any():
+            return
         late_s = view.now - view.since - options.starving_s
         late_s[view.machine] -= options.patience_s
-        may_come = self.outside & (self.started | view.machine)
         may_come &= (self.slack <= 0) & (late_s >= 0) & ~self.draft.beyond_all()
         turns = Turns(after_s=options.starving_s, stay_s=options.stay_s)
         for row in lowest(-late_s, np.flatnonzero(may_come), 1).tolist():
@@ -221,7 +224,8 @@ class Planning:
     def _quicken(self) -> None:
         """Park who is far ahead, while a reader in the batch is tight and a shorter step would help.
 
-        As long as the smaller batch makes what all are to read: else they run dry one after the other.
+        As long as the smaller batch makes what all are to read: else they run dry one after the other. While
+        newcomers are refused, all that it makes is wanted, and few are so far ahead that they may go.
         """
         view, options = self.view, self.options
         tight = self.running & ~view.paused & ~view.machine & (self.slack < options.tight_s)
@@ -235,7 +239,8 @@ class Planning:
         target_s = 0.9 / float(rates.max())
         if self.step_s <= target_s:
             return
-        ahead = self.running & (self.slack > options.calm_s) & self._may_go()
+        calm_s = options.calm_refusing_s if self.overload else options.calm_s
+        ahead = self.running & (self.slack > calm_s) & self._may_go()
         batch, demand = self.batch, self._demand()
         for row in lowest(-self.slack, np.flatnonzero(ahead), half).tolist():
             fewer, less = batch - 1, context - view.context.item(row)

@@ -1,0 +1,55 @@
+"""A set-up's engine as a machine of the simulator: started as for the experiment, and calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tokenflow_bench.burst.cores import Cores
+from tokenflow_bench.burst.deployment import STOCK, deployed
+from tokenflow_bench.burst.rounds import run_async
+from tokenflow_bench.burst.setups import PAGE_TOKENS, SETUPS
+from tokenflow_bench.calibrate.fit import Costs
+from tokenflow_bench.calibrate.machine import calibrated
+from tokenflow_bench.calibrate.runs import calibrate
+from tokenflow_bench.costs import MACHINES, Machine
+from tokenflow_bench.load.driver import Client
+
+__all__ = ["calibrated_setup"]
+
+
+def calibrated_setup(
+    name: str,
+    *,
+    kv_tokens: int | None,
+    rounds: int,
+    seed: int,
+    say: Callable[[str], None],
+    threads: int | None = None,
+) -> Machine:
+    """`laptop-NAME` with costs measured here, under the stock policy. `kv_tokens` by default the set-up's.
+
+    Raises `RuntimeError` and `ValueError` as `calibrate` does.
+    """
+    setup, like = SETUPS[name], MACHINES[f"laptop-{name}"]
+    kv_tokens = kv_tokens or setup.kv_tokens
+    cores = Cores(threads=threads or setup.threads)
+    say(f"{name}: starting engine and gateway to calibrate, {kv_tokens} KV tokens")
+    with deployed(setup.model(), setup.flags(kv_tokens), cores=cores) as deployment:
+        deployment.settle()
+        deployment.use(STOCK)
+        client = Client(url=deployment.url, model=deployment.model)
+        costs: Costs = run_async(
+            calibrate(
+                client, kv_tokens=kv_tokens, max_running=setup.max_running, seed=seed, rounds=rounds, say=say
+            )
+        )
+    facts = {"kv_tokens": kv_tokens, "page_tokens": PAGE_TOKENS, "max_running": setup.max_running}
+    machine = calibrated(
+        like,
+        costs,
+        name=like.name,
+        source=f"tokenflow calibrate --setup {name}; {cores.words()}",
+        facts=facts,
+    )
+    say(f"{name}: {machine.quality}")
+    return machine

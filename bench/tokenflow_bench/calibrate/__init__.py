@@ -1,0 +1,1 @@
+"""`tokenflow calibrate`: what passes cost on an engine, from the times at which its tokens come."""

@@ -1,0 +1,141 @@
+"""`make proof`: what fits into the time, and the simulator held against what was measured."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokenflow_bench.burst.rounds import requests_of
+from tokenflow_bench.burst.scenarios import Plan
+from tokenflow_bench.burst.setups import SETUPS
+from tokenflow_bench.costs import MACHINES, Machine
+from tokenflow_bench.load.log import StreamLog
+from tokenflow_bench.proof.page import machine_table
+from tokenflow_bench.proof.schedule import schedule
+from tokenflow_bench.reading import Person
+from tokenflow_bench.simulated import measure
+from tokenflow_bench.simulator import simulate
+from tokenflow_bench.simulator.validate import comparison_table, in_short, validate
+from tokenflow_bench.workload import Workload
+from tokenflow_engine.policy.registry import policy_named
+
+PLAN = Plan(
+    policies=(),
+    loads=(0.8, 1.2),
+    runs=1,
+    seed=1,
+    target_s=1.0,
+    max_lag_ms=20.0,
+    kv_tokens=None,
+    threads=None,
+    say=print,
+)
+TINY = replace(MACHINES["laptop-tiny"], kv_tokens=2048)
+
+
+def test_more_time_means_more_rounds() -> None:
+    setups = list(SETUPS.values())
+    half, quarter, hours = (schedule(PLAN, setups, within_s=60 * minutes) for minutes in (30, 15, 600))
+    assert half.seconds <= 30 * 60
+    assert hours.plan.runs == 5
+    assert quarter.plan.runs < half.plan.runs < 5
+    assert schedule(PLAN, setups, within_s=1).plan.runs == 1
+
+
+def test_everything_is_compared() -> None:
+    """Both loads on each set-up; pauses and parts on the first, with fewer rounds."""
+    found = schedule(PLAN, list(SETUPS.values()), within_s=1e6)
+    titles = [[(one.title, one.runs) for one in comparisons] for _, comparisons in found.work]
+    assert titles[1] == [("load 0.8", None), ("load 1.2", None)]
+    assert titles[0] == [
+        *titles[1],
+        ("load 1.2, every second reader pauses for 10 s", 3),
+        ("load 1.2, parts taken away", 3),
+    ]
+    assert [case.name for case in found.work[0][1][0].cases] == ["fcfs", "adaptive"]
+
+
+def result(machine: Machine, *, policy: str = "fcfs") -> dict[str, Any]:
+    """As if `machine` had been a real engine: two rounds of one case."""
+    runs = []
+    for seed in (1, 2):
+        work = SETUPS["tiny"].burst(30, seed=seed)
+        spread = replace(work, arrived=0.002 * np.arange(30))
+        outcome = simulate(machine, spread, policy_named(policy), mixed=False)
+        preempted = float(outcome.streams.preemptions.sum())
+        runs.append(
+            {
+                "figures": measure(outcome).document(),
+                "engine": {"tokenflow_engine_preemptions{parked}": preempted, "retracted": 0.0},
+                "requests": requests(work),
+            }
+        )
+    table = {
+        "setup": "tiny",
+        "title": "load 1.2",
+        "pausing": False,
+        "kv_tokens": machine.kv_tokens,
+        "flags": [],
+        "policies": {"case": policy},
+        "cases": {"case": runs},
+    }
+    return {"tables": [table, {**table, "pausing": True}, {**table, "setup": "smollm2"}]}
+
+
+def requests(work: Workload) -> dict[str, list[float]]:
+    return {
+        name: getattr(work, name).tolist() for name in ("arrived", "prompt", "output", "max_output", "rate")
+    }
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "adaptive"])
+def test_a_machine_that_is_the_engine_is_within(policy: str) -> None:
+    """Of tables with pauses, or without a machine, nothing is said."""
+    found = validate(result(TINY, policy=policy), {"laptop-tiny": TINY})
+    assert [one.figure for one in found] == ["TTFT, mean, s", "TTFT, p99, s", "raw, tokens/s", "preemptions"]
+    assert all(one.is_within for one in found)
+    assert found[0].ratio == pytest.approx(1.0, abs=0.02)
+    assert json.loads(json.dumps([one.document() for one in found]))[0]["is_within"] is True
+    assert in_short(found) == "4 of 4 figures within 15 %"
+
+
+def test_a_machine_that_is_slower_is_not() -> None:
+    slower = replace(TINY, step_base_s=2 * TINY.step_base_s, step_per_stream_s=2 * TINY.step_per_stream_s)
+    found = validate(result(TINY), {"laptop-tiny": slower})
+    raw = found[2]
+    assert not raw.is_within
+    assert raw.ratio == pytest.approx(0.5, abs=0.1)
+    assert "**no**" in comparison_table(found).text()
+    assert "fcfs" not in in_short(found)
+    assert "raw, tokens/s x0.5" in in_short(found)
+
+
+def test_an_older_result_is_refused() -> None:
+    document = result(TINY)
+    del document["tables"][0]["cases"]["case"][0]["requests"]
+    with pytest.raises(ValueError, match="earlier version"):
+        validate(document, {"laptop-tiny": TINY})
+
+
+def test_requests_are_what_came() -> None:
+    """An answer that was cut off counts as asked for, a whole one as long as it was."""
+    whole = StreamLog(index=0, due_s=1.0, person=Person(5.0), output_tokens=9, prompt_tokens=70)
+    whole.token_s, whole.end_s = [2.0, 3.0], 3.0
+    cut = StreamLog(index=1, due_s=1.5, person=Person(6.0), output_tokens=8, token_s=[2.0])
+    assert requests_of([whole, cut]) == {
+        "arrived": [1.0, 1.5],
+        "prompt": [70, 0],
+        "output": [2, 8],
+        "max_output": [9, 8],
+        "rate": [5.0, 6.0],
+    }
+
+
+def test_machines_are_shown_in_milliseconds() -> None:
+    row = machine_table({"m": replace(TINY, prefill_per_token_s=0.5e-3)}).rows[0]
+    assert row[1] == f"{1000 * TINY.step_base_s:.2f} ms"
+    assert row[5] == "50.00 ms"

@@ -78,46 +78,24 @@ def _of_class(name: str, figure: str) -> _Value:
     return lambda ours, _: float(ours["classes"][name][figure])
 
 
-def _ttft_p99(honest: float, ambitious: float) -> Cell:
-    return Cell(title="TTFT P99, of stock's", value=_ratio("ttft_p99_s"), honest=honest, ambitious=ambitious)
+def _cell(
+    title: str, value: _Value, *, at_least: bool = False, form: str = "{:.2f}"
+) -> Callable[[float, float], Cell]:
+    """One figure of several rows, each with bounds of its own: honest, ambitious."""
+
+    def bounded(honest: float, ambitious: float) -> Cell:
+        return Cell(
+            title=title, value=value, honest=honest, ambitious=ambitious, at_least=at_least, form=form
+        )
+
+    return bounded
 
 
-def _ttft_mean(honest: float, ambitious: float) -> Cell:
-    return Cell(
-        title="TTFT mean, of stock's", value=_ratio("ttft_mean_s"), honest=honest, ambitious=ambitious
-    )
-
-
-def _stall_free(honest: float, ambitious: float) -> Cell:
-    return Cell(
-        title="stall-free",
-        value=_own("stall_free_share"),
-        honest=honest,
-        ambitious=ambitious,
-        at_least=True,
-        form="{:.1%}",
-    )
-
-
-def _raw(honest: float, ambitious: float) -> Cell:
-    return Cell(
-        title="raw, of stock's",
-        value=_ratio("raw_tokens_per_s"),
-        honest=honest,
-        ambitious=ambitious,
-        at_least=True,
-        form="{:.3f}",
-    )
-
-
-def _effective(honest: float, ambitious: float) -> Cell:
-    return Cell(
-        title="effective, of stock's",
-        value=_ratio("effective_tokens_per_s"),
-        honest=honest,
-        ambitious=ambitious,
-        at_least=True,
-    )
+_ttft_p99 = _cell("TTFT P99, of stock's", _ratio("ttft_p99_s"))
+_ttft_mean = _cell("TTFT mean, of stock's", _ratio("ttft_mean_s"))
+_stall_free = _cell("stall-free", _own("stall_free_share"), at_least=True, form="{:.1%}")
+_raw = _cell("raw, of stock's", _ratio("raw_tokens_per_s"), at_least=True, form="{:.3f}")
+_effective = _cell("effective, of stock's", _ratio("effective_tokens_per_s"), at_least=True)
 
 
 def _at(load: float, *setups: str) -> tuple[tuple[str, float | None], ...]:

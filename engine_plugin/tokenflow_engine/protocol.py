@@ -300,7 +300,7 @@ class EngineStats(_Message, frozen=True, tag=True):
     """KV tokens that host memory has room for, and what is used of it."""
     host_used_tokens: int = 0
     host_refused: int = 0
-    """1 where there is no host memory for KV because copies to it and back were not exact."""
+    """1 where opening host memory for KV failed, or copies to it and back were not exact."""
     fixed: dict[str, int] = {}
     """1 for the reason, in words, for which nothing in this engine is ever preempted; empty where it is."""
     synced_share: float = 0.0

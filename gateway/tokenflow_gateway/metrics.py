@@ -173,7 +173,7 @@ class _EngineCollector(Collector):
         ("away_s", "Seconds they were out of the batch, in all."),
         ("written_bytes", "KV copied to host memory."),
         ("loaded_bytes", "KV copied back."),
-        ("host_refused", "1 where host memory stays closed: copies to it were not exact. Should stay 0."),
+        ("host_refused", "1 where host memory failed to open, or copies were not exact. Should stay 0."),
         ("host_tokens", "KV tokens that host memory has room for."),
         ("host_used_tokens", "KV tokens in host memory."),
         ("synced_share", "Share of the KV on the device that host memory holds too."),

@@ -152,3 +152,13 @@ def test_a_stream_that_is_not_synced_takes_longer(executor: type[Any]):
     engine = Engine(executor, tokens=20 * PAGE, synced=0, ordered=False)
     engine.preempt()
     assert engine.passes_until_free() > 2
+
+
+def test_host_memory_that_cannot_be_had_is_a_metric_and_not_the_end(executor: type[Any]):
+    def none_left() -> OffloadManager:
+        raise MemoryError("cannot pin")
+
+    without = executor(SimpleNamespace(page_size=PAGE), new_host=none_left)
+    assert without.tally.host_refused == 0
+    assert without.open_host() is None
+    assert without.tally.host_refused == 1

@@ -175,6 +175,7 @@ class Executor:
             except HostRefusedError:
                 self.tally.host_refused = 1
             except Exception:
+                self.tally.host_refused = 1
                 _logger.exception("TokenFlow: no host memory for KV, streams are recomputed instead")
         return self._host
 

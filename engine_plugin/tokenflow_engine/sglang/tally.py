@@ -23,7 +23,7 @@ class Tally:
     """Preempted by the executor itself, before the engine would have retracted."""
     failed_loads: int = 0
     host_refused: int = 0
-    """1 where host memory stays closed because copies to it were not exact."""
+    """1 where opening host memory failed, or copies to it were not exact."""
     thrashed: int = 0
     """Preempted within a second of coming back."""
     away_s: float = 0.0

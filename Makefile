@@ -4,12 +4,15 @@ PYTHON ?= python3
 export TOKENFLOW_HOME ?= $(CURDIR)/.tokenflow
 
 BIN := .venv/bin
-NODE_TESTS := tests/e2e/node
+CLIENTS := tests/compat/adapters/node/node_modules
 JS_CLIENT := clients/js
 SOAK_S ?= 600
+FUZZ_S ?= 60
+COMPAT_RESULTS := $(TOKENFLOW_HOME)/compat/results.json
+FUZZ_SEED ?= $(shell date +%s)
 
 .DEFAULT_GOAL := help
-.PHONY: help up doctor test check soak bench-readers bench-burst proof paper format clean .browser
+.PHONY: help up doctor test compat check soak fuzz bench-readers bench-burst bench-gateway bench-workers proof paper format clean .browser .clients
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
@@ -22,13 +25,23 @@ doctor: .venv/.gateway ## Say what this machine lacks, if anything
 
 test: .venv/.dev ## Run all tests (ARGS="tests/unit -k sse" for some)
 	@$(BIN)/tokenflow up --prepare
-	@$(MAKE) --no-print-directory .browser $(NODE_TESTS)/node_modules $(JS_CLIENT)/node_modules
+	@$(MAKE) --no-print-directory .browser .clients $(JS_CLIENT)/node_modules
 	$(BIN)/pytest $(ARGS)
 
 soak: .venv/.dev ## Preempt at random for ten minutes (SOAK_S=600) and in every configuration, and compare every token
 	@$(BIN)/tokenflow up --prepare
 	@TOKENFLOW_SOAK_S=$(SOAK_S) TOKENFLOW_THOROUGH=1 $(BIN)/pytest -s tests/engine/test_preempt_soak.py tests/engine/test_preempt_equality.py \
 		tests/engine/test_hicache.py
+
+compat: .venv/.dev ## Try every client on recorded bytes and on the real engine, write docs/compatibility.md, in ten minutes
+	@$(BIN)/tokenflow up --prepare
+	@PYTHONPATH=tests $(BIN)/python -m compat.environments aiperf
+	@$(if $(ARGS),,rm -f $(COMPAT_RESULTS))
+	@TOKENFLOW_COMPAT_RESULTS=$(COMPAT_RESULTS) $(BIN)/pytest tests/compat $(ARGS); status=$$?; \
+		PYTHONPATH=tests $(BIN)/python -m compat.matrix $(COMPAT_RESULTS) && exit $$status
+
+fuzz: .venv/.dev ## Streams and requests drawn at random, a minute of each kind (FUZZ_S=60 FUZZ_SEED=now)
+	@TOKENFLOW_FUZZ_S=$(FUZZ_S) TOKENFLOW_FUZZ_SEED=$(FUZZ_SEED) $(BIN)/pytest -q -s --log-level=ERROR tests/wire/test_fuzz.py
 
 check: .venv/.dev ## Check style and types
 	$(BIN)/ruff check
@@ -45,6 +58,12 @@ bench-burst: .venv/.dev ## Measure policies on the real engine with readers on s
 	@$(BIN)/tokenflow up --prepare
 	@PYTHONPATH=bench:tests $(BIN)/python -m tokenflow_bench.experiment $(ARGS)
 
+bench-gateway: .venv/.dev ## Measure what the gateway costs beside nginx and other gateways (ARGS="--quick" for a part)
+	@PYTHONPATH=bench:tests $(BIN)/python -m tokenflow_bench.gateway $(ARGS)
+
+bench-workers: .venv/.dev ## Measure what a second worker of the gateway adds, in a minute
+	@PYTHONPATH=bench:tests $(BIN)/python -m tokenflow_bench.gateway.workers $(ARGS)
+
 proof: .venv/.dev ## Measure stock against ours on the real engine, check the simulator by it, in half an hour (ARGS="--minutes 15")
 	@$(BIN)/tokenflow up --prepare
 	@PYTHONPATH=bench:tests $(BIN)/python -m tokenflow_bench.proof $(ARGS)
@@ -57,7 +76,7 @@ format: .venv/.dev ## Format the code, fix what can be fixed
 	$(BIN)/ruff check --fix
 
 clean: ## Remove environments, models, caches
-	rm -rf .venv $(TOKENFLOW_HOME) $(NODE_TESTS)/node_modules $(JS_CLIENT)/node_modules $(JS_CLIENT)/dist .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv $(TOKENFLOW_HOME) $(CLIENTS) $(JS_CLIENT)/node_modules $(JS_CLIENT)/dist .mypy_cache .ruff_cache .pytest_cache
 
 # ---- what the targets above need -------------------------------------------------------------------
 
@@ -92,6 +111,10 @@ clean: ## Remove environments, models, caches
 	  else \
 	    echo "The dashboard's tests need Chromium: install it (Debian, Ubuntu: apt-get install chromium)" >&2; exit 1; \
 	  fi
+
+.clients:
+	@command -v npm >/dev/null || { echo "The client tests need npm: install Node 20 or newer with it" >&2; exit 1; }
+	@PYTHONPATH=tests $(BIN)/python -m compat.environments
 
 %/node_modules: %/package-lock.json
 	@command -v npm >/dev/null || { echo "The client tests need Node 20 or newer with npm: install it" >&2; exit 1; }

@@ -10,6 +10,7 @@ import numpy as np
 from tokenflow_bench.bound import fluid_limit
 from tokenflow_bench.costs import Machine
 from tokenflow_bench.crowds import STEADY, crowd
+from tokenflow_bench.recorded import Recorded
 from tokenflow_bench.setups import SETUPS, Setup
 from tokenflow_bench.simulated import measure
 from tokenflow_bench.simulator import simulate
@@ -31,11 +32,12 @@ class Case:
     """Everything that a run depends on. The same case gives the same figures."""
 
     setup: str
+    """A name of `SETUPS`, or with `recorded` that of the trace."""
     policy: str
     """As in `variants`, or `BOUND`."""
     seed: int
     load: float | None = None
-    """Sum of rates / capacity; None: `rates`."""
+    """Sum of rates / capacity; None: `rates`, or the pace of what was `recorded`."""
     rates: tuple[tuple[float, float], ...] = ()
     """The paper's: tokens a second, and the share of the readers who read so fast."""
     readers: str = STEADY
@@ -43,17 +45,25 @@ class Case:
     mix: tuple[Sla, ...] = ()
     machine: Machine | None = None
     """Instead of the set-up's."""
+    recorded: Recorded | None = None
+    """What arrives instead of a set-up's requests; needs a `machine`."""
     timeline: bool = False
     """Keep what is needed to draw the run."""
 
     def workload(self) -> Workload:
         """What arrives."""
+        return crowd(self.readers, self.mix)(self._steady(), np.random.default_rng([self.seed, 1]))
+
+    def _steady(self) -> Workload:
+        if self.recorded is not None:
+            return self.recorded.workload(self._machine(), self.load, self.seed)
         setup = self._setup()
         if self.load is None:
-            steady = setup.at_rates(dict(self.rates), self.seed)
-        else:
-            steady = setup.workload(self.load, self.seed)
-        return crowd(self.readers, self.mix)(steady, np.random.default_rng([self.seed, 1]))
+            return setup.at_rates(dict(self.rates), self.seed)
+        return setup.workload(self.load, self.seed)
+
+    def _machine(self) -> Machine:
+        return self.machine or SETUPS[self.setup].machine
 
     def _setup(self) -> Setup:
         setup = SETUPS[self.setup]
@@ -61,7 +71,7 @@ class Case:
 
     def run(self) -> dict[str, Any]:
         """The case and its figures, for JSON."""
-        workload, machine = self.workload(), self._setup().machine
+        workload, machine = self.workload(), self._machine()
         case = {name: value for name, value in asdict(self).items() if value not in ((), None, False)}
         if self.policy == BOUND:
             return case | {"figures": _rounded(asdict(fluid_limit(machine, workload)))}

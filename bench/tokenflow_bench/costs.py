@@ -36,6 +36,8 @@ class Machine:
     page_tokens: int = 1
     chunk_tokens: int = 2048
     """SGLang's `--chunked-prefill-size` for this memory size."""
+    late_tokens: bool = False
+    """A pass's tokens come when the next one is over, if that begins at once: SGLang's overlap schedule."""
     gpu: str = ""
     model: str = ""
     quality: str = ""

@@ -16,6 +16,7 @@ import click
 from support.real_engine import engine_python
 from tokenflow_bench import environment
 from tokenflow_bench.burst import idle
+from tokenflow_bench.burst.others import MAX_OTHERS
 from tokenflow_bench.burst.report import page, terminal
 from tokenflow_bench.burst.scenarios import Comparison, Plan, ablation, burst, measure, pauses, seconds
 from tokenflow_bench.burst.setups import SETUPS, Setup
@@ -28,7 +29,7 @@ _OUT = _ROOT / "bench" / "out"
 _PAGE = _ROOT / "docs" / "results-burst.md"
 _SMALL = "tiny"
 _UNTRUSTED = 3
-"""Exit code when some runs' driver was late."""
+"""Exit code when some runs' driver was late, or other programs ran beside them."""
 _TERMINATED = 128 + signal.SIGTERM
 _PARTS = ("quick", "setups", "policies", "loads", "pauses", "ablation", "kv_tokens", "threads")
 """Options with which the results are not the whole page."""
@@ -49,6 +50,9 @@ _PARTS = ("quick", "setups", "policies", "loads", "pauses", "ablation", "kv_toke
 @click.option("--threads", type=click.IntRange(min=1), help="Of the model; by default the set-up's.")
 @click.option("--ttft-target", default=1.0, show_default=True, help="Seconds, of a good stream.")
 @click.option("--max-lag-ms", default=MAX_LAG_MS, show_default=True, help="Above, a run is not to be used.")
+@click.option(
+    "--max-others", default=MAX_OTHERS, show_default=True, help="Cores for other programs; likewise."
+)
 @click.option("--seed", default=1, show_default=True)
 @click.option("--write-page", is_flag=True, help="Write docs/results-burst.md in any case.")
 @click.option(
@@ -77,7 +81,7 @@ def main(**given: Any) -> None:
         _PAGE.write_text(page(document))
         click.echo(f"\nwrote {_PAGE.relative_to(_ROOT)}")
     if not is_trusted:
-        click.echo("\nSome runs are NOT TO BE USED: their driver was late. Is the machine busy?", err=True)
+        click.echo(f"\nSome runs are NOT TO BE USED: {objections(document)[0]}", err=True)
         sys.exit(_UNTRUSTED)
 
 
@@ -90,6 +94,7 @@ def _measured(given: dict[str, Any]) -> dict[str, Any]:
         seed=given["seed"],
         target_s=given["ttft_target"],
         max_lag_ms=given["max_lag_ms"],
+        max_others=given["max_others"],
         kv_tokens=given["kv_tokens"],
         threads=given["threads"],
         say=_say,
@@ -102,15 +107,24 @@ def _measured(given: dict[str, Any]) -> dict[str, Any]:
 def measured(
     plan: Plan, work: Sequence[tuple[Setup, Sequence[Comparison]]], *, command: Sequence[str]
 ) -> dict[str, Any]:
-    """The result's document: each set-up's comparisons on an engine of its own."""
+    """The result's document: each set-up's comparisons on an engine of its own.
+
+    What ends it early, a signal too, leaves the tables that are finished in bench/out/unfinished-*.json.
+    """
     document = environment.describe(seed=plan.seed, command=command, browsers=False)
     document["versions"] |= _engine_versions()
     document |= {"runs": plan.runs, "target_s": plan.target_s, "tables": []}
     minutes = sum(seconds(plan, setup, comparisons) for setup, comparisons in work) / 60
     cases = ", ".join(f"{setup.name}: {_runs_of(comparisons)}" for setup, comparisons in work)
     plan.say(f"{plan.runs} rounds of {cases}; about {minutes:.0f} minutes")
-    for setup, comparisons in work:
-        document["tables"] += measure(plan, setup, comparisons)
+    try:
+        for setup, comparisons in work:
+            for table in measure(plan, setup, comparisons):
+                document["tables"].append(table)
+    except BaseException:
+        if document["tables"]:
+            keep(document, "unfinished")
+        raise
     return document
 
 
@@ -161,12 +175,13 @@ def _joined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**documents[0], "command": ", then ".join(commands), "tables": tables}
 
 
-def keep(document: dict[str, Any], name: str = "burst") -> None:
-    """Write it to bench/out."""
+def keep(document: dict[str, Any], name: str = "burst") -> Path:
+    """Write it to bench/out; where."""
     _OUT.mkdir(parents=True, exist_ok=True)
     path = _OUT / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
     path.write_text(json.dumps(document, indent=1) + "\n")
     click.echo(f"kept {path.relative_to(_ROOT)}")
+    return path
 
 
 def _say(line: str) -> None:

@@ -9,25 +9,34 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from tokenflow_bench.cases import Case
+from tokenflow_bench.kept import Kept
 
 __all__ = ["run_all"]
 
 _SAY_EACH_S = 15.0
 
 
-def run_all(cases: Sequence[Case], *, jobs: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """The results in the order of the cases, equal for any number of `jobs`."""
+def run_all(
+    cases: Sequence[Case], *, jobs: int, say: Callable[[str], None], kept: Kept | None = None
+) -> list[dict[str, Any]]:
+    """The results in order of the cases, equal for any number of `jobs`; `kept` ones are not run again."""
+    results = {case: kept.get(case) for case in cases} if kept else {}
+    todo = [case for case in cases if results.get(case) is None]
+    if len(todo) < len(cases):
+        say(f"{len(cases) - len(todo)} of them are done already")
     began = said = time.monotonic()
-    results: list[dict[str, Any]] = []
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for result in pool.map(_run, cases) if jobs > 1 else map(_run, cases):
-            results.append(result)
+        ran = pool.map(_run, todo) if jobs > 1 else map(_run, todo)
+        for done, (case, result) in enumerate(zip(todo, ran, strict=True), start=1):
+            results[case] = result
+            if kept is not None:
+                kept.add(case, result)
             now = time.monotonic()
             if now - said > _SAY_EACH_S:
                 said = now
-                left_s = (now - began) / len(results) * (len(cases) - len(results))
-                say(f"{len(results)} of {len(cases)} runs, {left_s / 60:.1f} min to go at this pace")
-    return results
+                left_s = (now - began) / done * (len(todo) - done)
+                say(f"{done} of {len(todo)} runs, {left_s / 60:.1f} min to go at this pace")
+    return [found for case in cases if (found := results[case]) is not None]
 
 
 def _run(case: Case) -> dict[str, Any]:

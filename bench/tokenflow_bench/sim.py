@@ -17,15 +17,23 @@ from tokenflow_bench import environment
 from tokenflow_bench.cases import BOUND, Case
 from tokenflow_bench.costs import MACHINES, Machine, read_machines
 from tokenflow_bench.crowds import STEADY, crowd
+from tokenflow_bench.people import READING_RATE, READING_SIGMA
 from tokenflow_bench.pool import run_all
+from tokenflow_bench.recorded import Recorded
 from tokenflow_bench.setups import AZURE, SETUPS
 from tokenflow_bench.sla import parse_sla
 from tokenflow_bench.spread import Spread
 from tokenflow_bench.tables import Table, number
+from tokenflow_bench.traces import FORMATS, TraceError
 from tokenflow_bench.variants import Variant
 
 __all__ = ["sim"]
 
+_SETUPS = ("4090-a",)
+_LOADS = (0.8, 1.2)
+_MACHINE = "4090"
+_TRACE_OPTIONS = ("streams", "begin_s", "end_s", "faster", "length_scale", "rate", "sigma")
+_POSITIVE = click.FloatRange(min=0, min_open=True)
 POLICIES = ("stock", "stock+mixed", "andes", "tokenflow", "adaptive")
 _COLUMNS = {
     "ttft_mean_s": ("TTFT mean", 2),
@@ -99,6 +107,46 @@ def _machine_of(setup: str, machines: dict[str, Machine]) -> Machine | None:
     return machines.get(name, next(iter(machines.values()), None))
 
 
+def _places(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """Who comes to which machine, at which loads: fields of `Case`."""
+    machines, loads = given["machines"], given["loads"]
+    if given["trace"] is None:
+        for option in ("machine", *_TRACE_OPTIONS):
+            if given[option] is not None:
+                raise click.UsageError(f"--{option.removesuffix('_s').replace('_', '-')} goes with --trace")
+        return [
+            {"setup": setup, "load": load, "machine": _machine_of(setup, machines)}
+            for setup, load in product(given["setups"] or _SETUPS, loads or _LOADS)
+        ]
+    if given["setups"]:
+        raise click.UsageError("--setup or --trace, not both")
+    machine = _machine_named(given["machine"], machines)
+    recorded = Recorded(
+        path=str(given["trace"]),
+        **{name: given[name] for name in _TRACE_OPTIONS if given[name] is not None},
+    )
+    try:
+        too_long = recorded.too_long(machine)
+        for load in loads:
+            recorded.workload(machine, load, seed=0)
+    except TraceError as error:
+        raise click.ClickException(str(error)) from None
+    if too_long:
+        click.echo(f"{too_long} requests left out: longer than the memory of {machine.name}", err=True)
+    return [
+        {"setup": recorded.name, "load": load, "machine": machine, "recorded": recorded}
+        for load in loads or (None,)
+    ]
+
+
+def _machine_named(name: str | None, machines: dict[str, Machine]) -> Machine:
+    known = machines or MACHINES
+    name = name or (next(iter(machines)) if len(machines) == 1 else _MACHINE)
+    if name not in known:
+        raise click.UsageError(f"--machine: no {name!r}; there are {', '.join(known)}")
+    return known[name]
+
+
 def _list(context: click.Context, _parameter: click.Parameter, is_asked: bool) -> None:
     if is_asked:
         rows = [
@@ -117,19 +165,36 @@ def _list(context: click.Context, _parameter: click.Parameter, is_asked: bool) -
     "--setup",
     "setups",
     multiple=True,
-    default=["4090-a"],
-    show_default=True,
     callback=_setups,
-    help="Who comes to which machine. May be given more than once, as all that follow.",
+    help="Who comes to which machine. May be given more than once, as all that follow.  "
+    f"[default: {_SETUPS[0]}]",
 )
 @click.option(
     "--load",
     "loads",
     multiple=True,
-    type=click.FloatRange(min=0, min_open=True),
-    default=[0.8, 1.2],
-    show_default=True,
-    help="Sum of readers' rates / what the engine can generate.",
+    type=_POSITIVE,
+    help="Sum of readers' rates / what the engine can generate; of a trace, its least work / its time.  "
+    "[default: 0.8, 1.2; with --trace, its own pace]",
+)
+@click.option(
+    "--trace",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help=f"Instead of a set-up: recorded traffic ({', '.join(FORMATS)}; .gz too), as of `tokenflow bench`.",
+)
+@click.option(
+    "--machine", help=f"On which a trace is replayed.  [default: {_MACHINE}, or --machines' only one]"
+)
+@click.option("--streams", type=click.IntRange(min=1), help="At most so many requests of the trace.")
+@click.option("--begin", "begin_s", type=float, help="Of a window of the trace, s.")
+@click.option("--end", "end_s", type=float, help="Of that window, s.")
+@click.option("--faster", type=_POSITIVE, help="Replay the trace so much faster; with --load, of no effect.")
+@click.option("--length-scale", type=_POSITIVE, help="Times the trace's lengths.")
+@click.option(
+    "--rate", type=_POSITIVE, help=f"Of a trace's readers, tokens a second.  [default: {READING_RATE}]"
+)
+@click.option(
+    "--sigma", type=click.FloatRange(min=0), help=f"Of those rates' logarithms.  [default: {READING_SIGMA}]"
 )
 @click.option(
     "--policy",
@@ -170,16 +235,14 @@ def _list(context: click.Context, _parameter: click.Parameter, is_asked: bool) -
 @click.option("--list", is_flag=True, is_eager=True, expose_value=False, callback=_list, help="Show set-ups.")
 def sim(
     *,
-    setups: Sequence[str],
-    loads: Sequence[float],
     policies: Sequence[str],
     readers: Sequence[str],
     mix: Sequence[Any],
     seeds: Sequence[int],
-    machines: dict[str, Machine],
     timeline: bool,
     jobs: int,
     out: Path | None,
+    **given: Any,
 ) -> None:
     """Simulate an engine that executes the policies as they ship; medians over seeds.
 
@@ -191,26 +254,26 @@ def sim(
       tokenflow sim --setup h200-a --load 1.2
       tokenflow sim --setup 4090-gamma --policy stock --policy adaptive:margin_s=1 --readers pauses
       tokenflow sim --setup 4090-azure --load 1 --out azure.json
+      tokenflow sim --trace mine.csv --end 1200 --machine h200 --policy stock --policy adaptive
     """  # noqa: D301  # \b keeps click from filling a paragraph
     cases = [
         Case(
-            setup=setup,
-            load=load,
+            **place,
             readers=who,
             mix=tuple(mix) if "classes" in who else (),
             policy=policy,
             seed=seed,
-            machine=_machine_of(setup, machines),
             timeline=timeline and policy != BOUND,
         )
-        for setup, load, who, policy, seed in product(setups, loads, readers, policies, seeds)
+        for place, who, policy, seed in product(_places(given), readers, policies, seeds)
     ]
     results = run_all(cases, jobs=jobs, say=lambda line: click.echo(line, err=True))
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for case, result in zip(cases, results, strict=True):
         groups.setdefault((case.setup, case.load, case.readers), []).append(result)
     for (setup, load, who), members in groups.items():
-        click.echo(f"\n{setup}, load {load:g}, {who} readers, seeds {', '.join(map(str, seeds))}")
+        pace = "its own pace" if load is None else f"load {load:g}"
+        click.echo(f"\n{setup}, {pace}, {who} readers, seeds {', '.join(map(str, seeds))}")
         click.echo(_table(members).text())
     if out is not None:
         command = ["tokenflow", "sim", *(shlex.quote(argument) for argument in sys.argv[2:])]

@@ -32,7 +32,10 @@ BURSTGPT_SHAPE = 0.5
 """Of the Gamma distribution of times between arrivals: what BurstGPT's own generator takes
 (github.com/HPMLL/BurstGPT, `gamma_shape`); the paper (arXiv 2401.17644) models arrivals as Gamma."""
 SHAREGPT_PROMPT, SHAREGPT_OUTPUT = 161.31, 337.99
-"""Mean tokens of ShareGPT's prompts and answers (vLLM, SOSP '23, figure 11)."""
+"""Mean tokens of ShareGPT's prompts and answers, as remembered from figure 11 of vLLM's paper (SOSP '23): an
+assumption, not checked against the paper or the data. The set's means depend on how it is filtered and cut
+into turns: in a run of `vllm bench serve` 1,000 requests have 230 and 203 (its pull request 18566).
+"""
 LENGTH_SIGMA = 0.9
 """Of the logarithms of lengths: between 0.99 of prompts and 0.86 of answers in Azure's conversations of 2023.
 ShareGPT's own is not in the papers."""
@@ -164,7 +167,7 @@ def lognormal_lengths(
 
 
 def sharegpt_lengths(rng: np.random.Generator, count: int, *, most: int = 2048) -> tuple[Ints, Ints]:
-    """Prompts and answers like ShareGPT's: its means (vLLM, SOSP '23), lognormal, up to `most`."""
+    """Prompts and answers about as long as ShareGPT's (`SHAREGPT_PROMPT`), lognormal, up to `most`."""
     return (
         lognormal_lengths(rng, count, mean=SHAREGPT_PROMPT, most=most),
         lognormal_lengths(rng, count, mean=SHAREGPT_OUTPUT, most=most),

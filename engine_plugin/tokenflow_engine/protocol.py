@@ -301,6 +301,8 @@ class EngineStats(_Message, frozen=True, tag=True):
     host_used_tokens: int = 0
     host_refused: int = 0
     """1 where opening host memory for KV failed, or copies to it and back were not exact."""
+    ranks_lost: int = 0
+    """1 once tensor-parallel ranks have ceased to agree on copies: streams are recomputed from then on."""
     fixed: dict[str, int] = {}
     """1 for the reason, in words, for which nothing in this engine is ever preempted; empty where it is."""
     synced_share: float = 0.0

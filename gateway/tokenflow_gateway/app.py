@@ -6,13 +6,15 @@ import asyncio
 import os
 import re
 import socket
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import httpx
 import structlog
-import zmq.asyncio
+import zmq
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,16 +35,26 @@ from tokenflow_gateway.readers.connection import ConnectionSweep
 from tokenflow_gateway.readers.learned import LearnedRates
 from tokenflow_gateway.readers.progress import Capabilities
 from tokenflow_gateway.readers.registry import ReaderRegistry
+from tokenflow_gateway.readers.track import Watched
+from tokenflow_gateway.relay.asking import Asking
 from tokenflow_gateway.relay.errors import error_body
+from tokenflow_gateway.relay.generation import Generations
 from tokenflow_gateway.relay.relay import Relay
+from tokenflow_gateway.relay.routes import methods_of
 from tokenflow_gateway.relay.stream import StreamTable
+from tokenflow_gateway.relay.timeouts import TimeoutTable
 from tokenflow_gateway.relay.upstream import Upstream
+from tokenflow_gateway.workers.peers import Forwarded, Lesson, Peers, PeerServer, Question
+from tokenflow_gateway.workers.views import OwnViews, Views
+from tokenflow_gateway.workers.worker import Worker
 
 __all__ = ["Gateway", "kept_running"]
 
 _log = structlog.stdlib.get_logger("tokenflow.gateway")
 
 RESTART_AFTER_S = 1.0
+_TOLD_WITHIN_S = 1.0
+"""For the engines to hear of the streams that the gateway's own end has ended."""
 _REPORTS_S = 10.0
 """For a client to send its progress reports, which are short."""
 _HOST = re.compile(rb"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(:\d+)?")
@@ -55,25 +67,39 @@ _WRONG_HOST = (
 class Gateway:
     """The application. Its lifespan owns every task and connection."""
 
-    def __init__(self, settings: Settings, *, stopping: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        worker: Worker | None = None,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`worker`: which of several processes this is."""
+        self._worker = worker = worker or Worker.alone()
         self.settings = settings
+        self._stopping = stopping
+        self._timeouts = TimeoutTable(settings)
         self.metrics = Metrics()
         self.streams = StreamTable()
         self.registry = EngineRegistry([Engine(config) for config in settings.engines])
         self.metrics.watch(self.registry, self.streams)
-        self._capabilities = Capabilities(os.urandom(32))
+        self._capabilities = Capabilities(worker.capability_key, worker=worker.index, workers=worker.count)
         self.readers = ReaderRegistry(
-            learned=LearnedRates(key=os.urandom(32)) if settings.learn_rates else None,
+            learned=LearnedRates(key=worker.learning_key) if settings.learn_rates else None,
             count=self.metrics.reader_looked_at,
+            tell=lambda name, watched: peers.tell(Lesson(name, watched.ratio, watched.seconds)),
         )
+        peers = Peers(worker)
         self._progress = ProgressRoute(
             self.streams,
             self.readers,
             self._capabilities,
             self.metrics,
+            peers,
             body_s=min(settings.timeouts.body_s, _REPORTS_S),
         )
-        self._control: ASGIApp = control_app(settings, self.registry, self.streams, self.metrics, stopping)
+        self._own = OwnViews(worker, self.registry, self.streams, self.metrics, stopping)
+        self._control: ASGIApp = control_app(settings, self.registry, Views(worker, self._own, peers))
         self._public: ASGIApp = self._dispatch
         if settings.cors_origins:
             self._public = CORSMiddleware(
@@ -84,8 +110,9 @@ class Gateway:
                 expose_headers=["X-TokenFlow-Stream", "X-Request-ID"],
             )
         self._relay: Relay | None = None
+        name = settings.gateway_id or f"{socket.gethostname()}:{settings.host}:{settings.port}"
         self._identity = LinkIdentity(
-            gateway_id=settings.gateway_id or f"{socket.gethostname()}:{settings.host}:{settings.port}",
+            gateway_id=worker.gateway_id(name),
             incarnation=f"{os.getpid()}-{uuid.uuid4().hex[:8]}",
             secret=settings.link_secret.get_secret_value() if settings.link_secret else link_secret(),
         )
@@ -104,6 +131,9 @@ class Gateway:
 
     async def _dispatch(self, scope: Scope, receive: Receive, send: Send) -> None:
         if _is_relayed(scope):
+            if scope["method"] == "OPTIONS" and (allowed := methods_of(scope["path"])):
+                await Response(status_code=204, headers={"Allow": ", ".join(allowed)})(scope, receive, send)
+                return
             assert self._relay is not None, "requests come after the lifespan's startup"
             await self._relay(scope, receive, send)
         else:
@@ -129,42 +159,65 @@ class Gateway:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Everything that lives as long as the gateway: connections, health probes and links."""
-        timeouts = self.settings.timeouts
-        upstream = Upstream(connect_s=timeouts.connect_s)
+        upstream = Upstream()
         lifecycle = Lifecycle(self.streams, self.readers, self.metrics, upstream)
-        context = zmq.asyncio.Context()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as probe_client:
             probes = {engine: HealthProbe(engine, probe_client) for engine in self.registry}
             links = self._links(lifecycle, context)
+            asking = Asking(
+                upstream=upstream,
+                registry=self.registry,
+                metrics=self.metrics,
+                max_attempts=self.settings.max_attempts,
+                on_engine_failure=lambda engine: probes[engine].suspect(),
+            )
             self._relay = Relay(
                 settings=self.settings,
-                registry=self.registry,
-                readers=self.readers,
-                upstream=upstream,
-                lifecycle=lifecycle,
+                timeouts=self._timeouts,
+                asking=asking,
+                generations=Generations(
+                    settings=self.settings,
+                    asking=asking,
+                    readers=self.readers,
+                    lifecycle=lifecycle,
+                    metrics=self.metrics,
+                    capabilities=self._capabilities,
+                ),
                 metrics=self.metrics,
-                capabilities=self._capabilities,
-                on_engine_failure=lambda engine: probes[engine].suspect(),
+                stopping=self._stopping,
             )
             await asyncio.gather(*(probe.probe() for probe in probes.values()))
             self._progress.on_change = lifecycle.reader_changed
             sweep = ConnectionSweep(self.streams, lifecycle.reader_changed)
-            parts: list[HealthProbe | EngineLink | ReaderFeed | ConnectionSweep] = [
+            parts: list[HealthProbe | EngineLink | ReaderFeed | ConnectionSweep | PeerServer] = [
                 *probes.values(),
                 *links,
                 lifecycle.feed,
                 sweep,
             ]
+            if not self._worker.is_alone:
+                parts.append(PeerServer(self._worker, self._answer_peer))
             tasks = [asyncio.create_task(kept_running(part.run)) for part in parts]
             try:
                 yield
             finally:
+                await lifecycle.told(within_s=_TOLD_WITHIN_S)
                 await _cancelled(tasks)
                 await lifecycle.aclose()
+                self._own.keep_counters()
                 await upstream.close()
                 context.destroy(linger=0)
 
-    def _links(self, lifecycle: Lifecycle, context: zmq.asyncio.Context) -> list[EngineLink]:
+    def _answer_peer(self, question: Question) -> Any:
+        if isinstance(question, Forwarded):
+            return self._progress.forwarded(question)
+        if isinstance(question, Lesson):
+            watched = Watched(ratio=question.ratio, seconds=question.seconds)
+            return self.readers.taught(question.name, watched, now=time.monotonic())
+        return self._own.show(question.view)
+
+    def _links(self, lifecycle: Lifecycle, context: zmq.Context[zmq.Socket[bytes]]) -> list[EngineLink]:
         links = []
         for engine in self.registry:
             endpoint = _endpoint(engine.config)

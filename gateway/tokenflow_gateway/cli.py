@@ -227,7 +227,15 @@ def engine(
 @config_option
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on.  [default: 8080]")
-def serve(*, engines: tuple[str, ...], config_file: Path | None, host: str | None, port: int | None) -> None:
+@click.option("--workers", type=click.IntRange(1), help="Processes, for more than one core.  [default: 1]")
+def serve(
+    *,
+    engines: tuple[str, ...],
+    config_file: Path | None,
+    host: str | None,
+    port: int | None,
+    workers: int | None,
+) -> None:
     """Run the gateway alone, in front of engines that run already.
 
     Options win over the environment (TOKENFLOW_...), which wins over the configuration file.
@@ -236,9 +244,10 @@ def serve(*, engines: tuple[str, ...], config_file: Path | None, host: str | Non
     Examples:
       tokenflow serve --engine http://127.0.0.1:30000
       tokenflow serve --engine http://gpu1:30000 --engine http://gpu2:30000 --host 0.0.0.0
+      tokenflow serve --engine http://127.0.0.1:30000 --workers 4
       tokenflow serve --config gateway.yaml
     """  # noqa: D301  # \b keeps click from filling a paragraph
-    given: dict[str, object] = {"engines": list(engines), "host": host, "port": port}
+    given: dict[str, object] = {"engines": list(engines), "host": host, "port": port, "workers": workers}
     overrides = {name: value for name, value in given.items() if value}
     try:
         from tokenflow_gateway.server import serve as run_gateway

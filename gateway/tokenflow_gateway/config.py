@@ -24,16 +24,27 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from tokenflow_gateway.workers.worker import MAX_WORKERS
+
 __all__ = [
+    "ANONYMOUS",
     "ConfigError",
     "DeliverySettings",
     "EngineConfig",
+    "KeepAliveForm",
+    "KeepAliveSettings",
+    "PhaseTimes",
+    "RouteSettings",
     "Settings",
+    "TenantSettings",
     "Timeouts",
     "is_loopback",
     "load_settings",
 ]
 
+
+ANONYMOUS = "anonymous"
+"""The tenant of requests that name none."""
 
 _FILE = "_file"
 """Carries the file's values through the constructor to the place where sources are ordered."""
@@ -103,18 +114,70 @@ class EngineConfig(BaseModel):
         return self.id or urlsplit(self.url).netloc
 
 
+Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
+
+
 class Timeouts(BaseModel):
     """How long each phase of a request may take, in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    body_s: float = Field(default=60.0, gt=0)
+    body_s: Seconds = 60.0
     """For the client to send its request."""
-    connect_s: float = Field(default=5.0, gt=0)
-    first_byte_s: float = Field(default=600.0, gt=0)
-    """From the request sent to the first byte of the answer: queueing and prefill."""
-    idle_s: float = Field(default=120.0, gt=0)
-    """Between two reads of an answer that has begun."""
+    connect_s: Seconds = 5.0
+    """For a connection to the engine, its name looked up and TLS agreed on."""
+    first_byte_s: Seconds = 600.0
+    """For the first event of a stream, or the first byte of another answer: connection, queue and prefill."""
+    idle_s: Seconds = 120.0
+    """Between two events of a stream (comments are none), or two reads of another answer."""
+    total_s: Seconds | None = None
+    """From the request's arrival to the end of its answer, the client's own slowness included."""
+
+
+class PhaseTimes(BaseModel):
+    """Some of `Timeouts`, for some requests; what is not given stays as it is for all."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    body_s: Seconds | None = None
+    connect_s: Seconds | None = None
+    first_byte_s: Seconds | None = None
+    idle_s: Seconds | None = None
+    total_s: Seconds | None = None
+
+    def over(self, wider: Timeouts) -> Timeouts:
+        """`wider`, with what is given here in its place."""
+        return wider.model_copy(update=self.model_dump(exclude_none=True))
+
+
+class RouteSettings(BaseModel):
+    """What is different for the requests of one route."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    timeouts: PhaseTimes = PhaseTimes()
+
+
+class TenantSettings(BaseModel):
+    """What is different for the requests of one tenant."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    timeouts: PhaseTimes = PhaseTimes()
+
+
+KeepAliveForm = Literal["none", "comment", "chunk"]
+
+
+class KeepAliveSettings(BaseModel):
+    """What a streaming client hears while there is nothing to say; docs/delivery.md."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    form: KeepAliveForm = "none"
+    """``comment``: an SSE comment; ``chunk``: a chunk without text. For requests that do not choose."""
+    every_s: float = Field(default=15.0, ge=0.05, le=3600)
+    """Seconds of silence before each."""
 
 
 class DeliverySettings(BaseModel):
@@ -140,6 +203,8 @@ class Settings(BaseSettings):
     engines: Annotated[tuple[EngineConfig, ...], NoDecode] = Field(min_length=1)
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
+    workers: int = Field(default=1, ge=1, le=MAX_WORKERS)
+    """Processes that serve the port, for more than one core; docs/workers.md."""
     gateway_id: str | None = Field(default=None, min_length=1, max_length=200)
     """Name of this gateway to the engines, kept over restarts. By default host name, address and port."""
     admin_token: SecretStr | None = Field(default=None, min_length=1)
@@ -147,6 +212,15 @@ class Settings(BaseSettings):
     link_secret: SecretStr | None = None
     """Shared with the engines' plugins; by default the one this user's engines use on this machine."""
     timeouts: Timeouts = Timeouts()
+    routes: dict[str, RouteSettings] = {}
+    """By path, such as ``/v1/embeddings``: these requests differ from all."""
+    tenants: dict[str, TenantSettings] = {}
+    """By name: these differ from all and from their route."""
+    max_attempts: int = Field(default=2, ge=1, le=16)
+    """Engines one request is tried on, as long as none has done anything for it."""
+    max_connections: int = Field(default=10_000, ge=1)
+    """Connections of clients at a time. Fewer where the system's limit of open files allows fewer."""
+    keep_alive: KeepAliveSettings = KeepAliveSettings()
     delivery: DeliverySettings = DeliverySettings()
     max_body_bytes: int = Field(default=32 * 1024 * 1024, gt=0)
     """Largest request body; larger ones get 413."""
@@ -181,6 +255,14 @@ class Settings(BaseSettings):
         if doubles:
             raise ValueError(f"two engines share a name: {', '.join(sorted(doubles))}; give each its own id")
         return engines
+
+    @field_validator("tenants")
+    @classmethod
+    def _tenants_exist(cls, tenants: dict[str, TenantSettings]) -> dict[str, TenantSettings]:
+        for name in tenants:
+            if name != ANONYMOUS:
+                raise ValueError(f"there is no tenant {name!r}: all requests are of {ANONYMOUS!r} so far")
+        return tenants
 
     @classmethod
     def settings_customise_sources(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import structlog
 
@@ -33,6 +35,15 @@ CONFIRM_WITHIN_S = 5.0
 """An abort that is not confirmed by then is given up on, logged and counted."""
 
 
+class _Closing(NamedTuple):
+    """A stream whose engine has been told of its end."""
+
+    since: float
+    accounted: int
+    """Tokens that were counted as generated at the end."""
+    timer: asyncio.TimerHandle
+
+
 class Lifecycle:
     """Opens and closes streams, tells the engines, and hears from them (`link.client.LinkEvents`).
 
@@ -48,8 +59,10 @@ class Lifecycle:
         self._metrics = metrics
         self._upstream = upstream
         self._links: dict[str, EngineLink] = {}
-        self._closing: dict[str, tuple[float, asyncio.TimerHandle]] = {}
+        self._closing: dict[str, _Closing] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._all_told = asyncio.Event()
+        self._all_told.set()
         self.feed = ReaderFeed(streams, readers, self._send_readings)
 
     def attach(self, engine: Engine, link: EngineLink) -> None:
@@ -60,6 +73,7 @@ class Lifecycle:
     def open(self, stream: Stream) -> None:
         """Record a stream and announce it, ahead of its HTTP request."""
         self.streams.add(stream)
+        self._all_told.clear()
         link = self._links.get(stream.engine.name)
         if link is not None:
             link.opened(_announcement(stream))
@@ -68,7 +82,7 @@ class Lifecycle:
         """The request is over for the client, for whatever reason; the engine is told."""
         stream.end = end
         self._metrics.stream_ended(stream, end)
-        if stream.streaming:
+        if stream.streaming and end != "retried":  # that one's reader goes on with the next stream
             self._readers.ended(stream.rid, stream.reader, now=time.monotonic())
         link = self._links.get(stream.engine.name)
         if link is not None and link.closed(stream.rid, end):
@@ -82,10 +96,16 @@ class Lifecycle:
         if stream.on_reader_change is not None:
             stream.on_reader_change()
 
+    async def told(self, *, within_s: float) -> None:
+        """Wait until all streams have ended and their engines know, but no longer than that."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._all_told.wait()
+
     async def aclose(self) -> None:
         """Let go of everything that is still waited for."""
-        for _, timer in self._closing.values():
-            timer.cancel()
+        for closing in self._closing.values():
+            closing.timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -105,15 +125,15 @@ class Lifecycle:
 
     def on_aborted(self, engine: Engine, aborted: Aborted) -> None:
         closing = self._closing.pop(aborted.rid, None)
-        stream = self.streams.remove(aborted.rid) if closing else None
+        stream = self._remove(aborted.rid) if closing else None
         if closing is None or stream is None:
             return
-        since, timer = closing
-        timer.cancel()
+        closing.timer.cancel()
         if stream.engine_is_done:
             self._compare_counts(stream, aborted)
             return
-        self._metrics.abort_confirmed(time.monotonic() - since)
+        self._metrics.abort_confirmed(time.monotonic() - closing.since)
+        self._metrics.generated_late(stream, aborted.generated - closing.accounted)
         _log.info("engine dropped the request", rid=stream.rid, end=stream.end, generated=aborted.generated)
 
     # ---- inside ----------------------------------------------------------------------------------
@@ -131,24 +151,38 @@ class Lifecycle:
 
     def _await_confirmation(self, stream: Stream) -> None:
         timer = asyncio.get_running_loop().call_later(CONFIRM_WITHIN_S, self._give_up, stream)
-        self._closing[stream.rid] = (time.monotonic(), timer)
+        self._closing[stream.rid] = _Closing(time.monotonic(), stream.generated, timer)
 
     def _give_up(self, stream: Stream) -> None:
         self._closing.pop(stream.rid, None)
-        self.streams.remove(stream.rid)
+        self._remove(stream.rid)
         if not stream.engine_is_done:
             self._metrics.aborts.labels("unconfirmed").inc()
             _log.warning("engine did not confirm an abort", rid=stream.rid, engine=stream.engine.name)
 
     def _close_without_link(self, stream: Stream) -> None:
-        self.streams.remove(stream.rid)
+        self._remove(stream.rid)
         if stream.engine_is_done:
             return
         self._metrics.aborts.labels("unlinked").inc()
         if stream.engine.kind == "sglang" and stream.engine.healthy:
             task = asyncio.get_running_loop().create_task(self._post_abort(stream))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._all_told.clear()
+            task.add_done_callback(self._posted)
+
+    def _posted(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._note_told()
+
+    def _remove(self, rid: str) -> Stream | None:
+        stream = self.streams.remove(rid)
+        self._note_told()
+        return stream
+
+    def _note_told(self) -> None:
+        if not self.streams and not self._tasks:
+            self._all_told.set()
 
     async def _post_abort(self, stream: Stream) -> None:
         try:

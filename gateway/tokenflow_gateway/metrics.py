@@ -36,6 +36,23 @@ class Metrics:
         self.responses = Counter(
             "tokenflow_responses", "Answers begun.", ["route", "status"], registry=self.registry
         )
+        self.timeouts = Counter(
+            "tokenflow_timeouts",
+            "Requests ended because a phase took too long: body, connect, first_byte, idle or total.",
+            ["route", "phase"],
+            registry=self.registry,
+        )
+        self.connections_refused = Counter(
+            "tokenflow_connections_refused",
+            "Connections of clients beyond max_connections: answered 503, or cut off.",
+            registry=self.registry,
+        )
+        self.retries = Counter(
+            "tokenflow_retries",
+            "Requests that this engine did nothing for, and another one was asked, by what had happened.",
+            ["engine", "reason"],
+            registry=self.registry,
+        )
         self.ended = Counter(
             "tokenflow_streams_ended",
             "Requests that reached an engine, by how they ended.",
@@ -76,6 +93,11 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
+        self.progress_forwarded = Counter(
+            "tokenflow_progress_forwarded",
+            "Requests with progress reports that came to another worker than their stream's.",
+            registry=self.registry,
+        )
         self.progress_clamped = Counter(
             "tokenflow_progress_clamped",
             "Reports of a position beyond what was delivered, taken as all of that.",
@@ -102,6 +124,13 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+
+    def watch_connections(self, count: Callable[[], int]) -> None:
+        """Export how many clients are connected from now on."""
+        connections = Gauge(
+            "tokenflow_client_connections", "Connections of clients now.", registry=self.registry
+        )
+        connections.set_function(count)
 
     def watch(self, engines: Iterable[Engine], streams: StreamTable) -> None:
         """Export the gauges of engines, readers and what waits for clients from now on."""
@@ -134,6 +163,11 @@ class Metrics:
 
     def reader_looked_at(self, source: Source, look: Look) -> None:
         self._readers.add(source, look)
+
+    def generated_late(self, stream: Stream, tokens: int) -> None:
+        """Count what the engine generated before it heard that the stream had ended, if it did."""
+        if tokens > 0:
+            self.generated_tokens.labels(stream.engine.name).inc(tokens)
 
     def abort_confirmed(self, after_s: float) -> None:
         self.aborts.labels("confirmed").inc()
@@ -174,6 +208,7 @@ class _EngineCollector(Collector):
         ("written_bytes", "KV copied to host memory."),
         ("loaded_bytes", "KV copied back."),
         ("host_refused", "1 where host memory failed to open, or copies were not exact. Should stay 0."),
+        ("ranks_lost", "1 once tensor-parallel ranks do not agree on KV copies any more. Should stay 0."),
         ("host_tokens", "KV tokens that host memory has room for."),
         ("host_used_tokens", "KV tokens in host memory."),
         ("synced_share", "Share of the KV on the device that host memory holds too."),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import resource
 import socket
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,43 +15,58 @@ from typing import Any
 import structlog
 import uvicorn
 
-from tokenflow_engine.control.endpoint import EndpointError
+from tokenflow_engine.control.endpoint import EndpointError, runtime_dir
 from tokenflow_gateway.app import Gateway
 from tokenflow_gateway.config import ConfigError, Settings, is_loopback, load_settings
-from tokenflow_gateway.http_protocol import BoundedHttpProtocol
+from tokenflow_gateway.http_protocol import SPARE_CONNECTIONS, BoundedHttpProtocol, GatewayState
 from tokenflow_gateway.logs import configure_logging
+from tokenflow_gateway.shutdown import StagedServer
+from tokenflow_gateway.workers.supervisor import Supervisor
+from tokenflow_gateway.workers.worker import Worker
 
-__all__ = ["serve"]
+__all__ = ["serve", "server_for"]
 
 _log = structlog.stdlib.get_logger("tokenflow.gateway")
 
 _BACKLOG = 2048
+_FILES_PER_CONNECTION = 2
+"""Its own, and that of the engine's connection that answers it."""
+_OTHER_FILES = 192 + SPARE_CONNECTIONS
+"""Libraries, logs, links, health probes, kept connections of engines."""
 
 
 def serve(config_file: Path | None, overrides: Mapping[str, Any]) -> int:
     """Run until SIGTERM or Ctrl-C. Returns an exit code: 2 for a configuration that cannot be used."""
     try:
         settings = load_settings(config_file, overrides)
-        server = _server(settings)
+        server = server_for(settings)
         listener = _listen(settings)
     except (ConfigError, EndpointError) as error:
         print(f"tokenflow: {error}", file=sys.stderr)  # noqa: T201 - before logging is set up, to a person
         return 2
     configure_logging(settings.log_level, settings.log_format)
     with listener:
-        return _run(server, settings, listener)
+        _announce(settings, listener, server.server_state.max_connections)
+        if settings.workers == 1:
+            return _run(server, listener)
+        del server  # it has shown that the settings can be used
+        with tempfile.TemporaryDirectory(prefix="w-", dir=runtime_dir()) as folder:
+            crew = Worker.crew(settings.workers, Path(folder))
+            return Supervisor(
+                settings.workers, lambda index: _run(server_for(settings, crew[index]), listener)
+            ).run()
 
 
-def _run(server: uvicorn.Server, settings: Settings, listener: socket.socket) -> int:
-    _announce(settings, listener)
+def _run(server: StagedServer, listener: socket.socket) -> int:
     with contextlib.suppress(KeyboardInterrupt):  # uvicorn has shut down in order, and passes the signal on
         server.run(sockets=[listener])
     return 0 if server.started else 1
 
 
-def _server(settings: Settings) -> uvicorn.Server:
-    server: uvicorn.Server
-    gateway = Gateway(settings, stopping=lambda: server.should_exit)
+def server_for(settings: Settings, worker: Worker | None = None) -> StagedServer:
+    """The gateway, or one worker of it, on its server, as it is to run. Raises `ConfigError`."""
+    server: StagedServer
+    gateway = Gateway(settings, worker=worker, stopping=lambda: server.should_exit)
     config = uvicorn.Config(
         gateway,
         loop="uvloop",
@@ -62,8 +79,30 @@ def _server(settings: Settings) -> uvicorn.Server:
         date_header=False,
         timeout_graceful_shutdown=settings.shutdown_grace_s,
     )
-    server = uvicorn.Server(config)
+    state = GatewayState(
+        max_connections=_connections_within_limit(_connections_of_each(settings)),
+        on_refused=gateway.metrics.connections_refused.inc,
+    )
+    gateway.metrics.watch_connections(lambda: len(state.connections))
+    server = StagedServer(config, state)
     return server
+
+
+def _connections_of_each(settings: Settings) -> int:
+    """A worker's share, rounded up."""
+    return -(-settings.max_connections // settings.workers)
+
+
+def _connections_within_limit(wanted: int) -> int:
+    """As many as the limit of open files has room for; it is raised first, as far as it may be."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted * _FILES_PER_CONNECTION + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    return max(1, (soft - _OTHER_FILES) // _FILES_PER_CONNECTION)
 
 
 def _listen(settings: Settings) -> socket.socket:
@@ -93,10 +132,21 @@ def _listen(settings: Settings) -> socket.socket:
     return listener
 
 
-def _announce(settings: Settings, listener: socket.socket) -> None:
+def _announce(settings: Settings, listener: socket.socket, max_connections: int) -> None:
     host, port = listener.getsockname()[:2]
-    _log.info("gateway listens", host=host, port=port, engines=[engine.url for engine in settings.engines])
+    _log.info(
+        "gateway listens",
+        host=host,
+        port=port,
+        engines=[engine.url for engine in settings.engines],
+        workers=settings.workers,
+    )
     if not is_loopback(settings.host):
         _log.warning(
             "everyone who reaches this address can use the engines: there are no API keys yet", host=host
+        )
+    if max_connections < _connections_of_each(settings):
+        _log.warning(
+            "fewer connections than max_connections, for want of open files (ulimit -n)",
+            connections=max_connections * settings.workers,
         )

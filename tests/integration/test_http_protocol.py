@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator
 
@@ -119,3 +120,34 @@ async def test_a_body_that_does_not_come_is_408(engine: ReplayEngine) -> None:
             head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408")
         writer.close()
+
+
+async def test_what_is_no_request_is_refused_in_openais_shape(gateway: RunningGateway) -> None:
+    reader, writer = await connect(gateway)
+    writer.write(b"\x16\x03\x01 no HTTP at all\r\n\r\n")
+    async with asyncio.timeout(5):
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
+    writer.close()
+
+
+async def test_bytes_that_are_no_request_never_mix_with_an_answer(
+    gateway: RunningGateway, engine: ReplayEngine
+) -> None:
+    """A client that sends garbage while its stream runs loses the stream; no second head comes inside it."""
+    reader, writer = await connect(gateway)
+    writer.write(post("endless", stream=True))
+    async with asyncio.timeout(5):
+        await reader.readuntil(b"data: ")
+        writer.write(b"\x00\x01\x02\r\n\r\n")
+        rest = b""
+        with contextlib.suppress(ConnectionError):
+            while part := await reader.read(1 << 16):
+                rest += part
+    assert b"HTTP/1.1" not in rest
+    (seen,) = [seen for seen in engine.requests if seen.path == CHAT]
+    async with asyncio.timeout(2):
+        await seen.disconnected.wait()
+    await gateway.everything_released()
+    writer.close()

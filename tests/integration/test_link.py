@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 import zmq
 import zmq.asyncio
@@ -85,6 +86,10 @@ class Plugin:
         owner = self.heard[-1].owner
         self._server.confirm(Confirmation(owner, Aborted(rid=rid, generated=generated, was_live=was_live)))
 
+    def tell(self, **stats: int) -> None:
+        """Statistics with these values, from the next beat on."""
+        self._server.stats = msgspec.structs.replace(STATS, **stats)
+
     def close(self) -> None:
         self._server.close()
 
@@ -138,10 +143,24 @@ async def test_a_linked_engine_is_shown_with_its_load(gateway: RunningGateway, e
         assert shown["reason"] is None
         assert (shown["running"], shown["waiting"], shown["parked"]) == (3, 2, 0)
         assert (shown["kv_used_tokens"], shown["kv_tokens"], shown["tokens_per_s"]) == (400, 1000, 12.3)
+        assert shown["ranks_lost"] is False
         metrics = (await gateway.client.get("/metrics")).text
         assert 'tokenflow_engine_linked{engine="e"} 1.0' in metrics
+        assert 'tokenflow_engine_ranks_lost{engine="e"} 0.0' in metrics
         assert 'tokenflow_engine_running{engine="e"} 3.0' in metrics
         assert 'tokenflow_engine_link_dropped{engine="e"} 0.0' in metrics
+
+
+async def test_ranks_that_have_ceased_to_agree_are_shown(
+    gateway: RunningGateway, engine: ReplayEngine
+) -> None:
+    with plugin(engine) as it:
+        it.tell(ranks_lost=1)
+        await eventually(lambda: getattr(the_engine(gateway).stats, "ranks_lost", 0) == 1, "it is told")
+        (shown,) = (await gateway.client.get("/admin/engines")).json()["engines"]
+        assert shown["ranks_lost"] is True
+        metrics = (await gateway.client.get("/metrics")).text
+        assert 'tokenflow_engine_ranks_lost{engine="e"} 1.0' in metrics
 
 
 async def test_an_unlinked_engine_shows_nulls_and_a_reason_and_serves(gateway: RunningGateway) -> None:
@@ -346,7 +365,7 @@ async def test_the_engine_hears_of_a_readers_pause_and_of_nothing_it_knows(
             scheduler.report(rid, "running", 20)
             await eventually(lambda: gateway.streams[0].counted == 20, "the count has come")
             assert gateway.app._relay is not None
-            feed = gateway.app._relay.lifecycle.feed
+            feed = gateway.app._relay.generations.lifecycle.feed
             feed.changed(gateway.streams[0])
             feed.flush()
             assert scheduler.readings(rid) == [], "it reads as declared: nothing to say"

@@ -59,7 +59,7 @@ async def test_a_policy_is_passed_on_and_shown_once_it_is_in_force() -> None:
             unknown = await gateway.client.post(path, json={"policy": "magic"})
             assert unknown.status_code == 400
             assert "adaptive, fcfs" in unknown.json()["error"]["message"]
-            assert (await gateway.client.post("/admin/engines/x/policy", json={})).status_code == 422
+            assert (await gateway.client.post("/admin/engines/x/policy", json={})).status_code == 400
             nowhere = await gateway.client.post("/admin/engines/x/policy", json={"policy": "fcfs"})
             assert nowhere.status_code == 404
             heard: list[object] = []

@@ -11,11 +11,13 @@ from typing import Any
 
 import httpx
 import uvicorn
+from starlette.types import ASGIApp
 
 from tokenflow_gateway.app import Gateway
 from tokenflow_gateway.config import load_settings
-from tokenflow_gateway.http_protocol import BoundedHttpProtocol
+from tokenflow_gateway.http_protocol import BoundedHttpProtocol, GatewayState
 from tokenflow_gateway.relay.stream import Stream
+from tokenflow_gateway.shutdown import StagedServer
 
 __all__ = ["RunningGateway", "eventually", "running_gateway"]
 
@@ -55,22 +57,32 @@ class RunningGateway:
 
 
 @asynccontextmanager
-async def running_gateway(*engines: Any, **overrides: Any) -> AsyncIterator[RunningGateway]:
-    """Serve `engines` (URLs or entries of the configuration) until the block ends."""
+async def running_gateway(
+    *engines: Any, around: Callable[[ASGIApp], ASGIApp] = lambda app: app, **overrides: Any
+) -> AsyncIterator[RunningGateway]:
+    """Serve `engines` (URLs or entries of the configuration) until the block ends.
+
+    `around` puts something of the test's own between the server and the gateway.
+    """
     settings = load_settings(overrides={"engines": list(engines), "port": 0, **overrides})
     listener = socket.create_server(("127.0.0.1", 0))
     base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     app = Gateway(settings, stopping=lambda: server.should_exit)
-    server = uvicorn.Server(
+    state = GatewayState(
+        max_connections=settings.max_connections, on_refused=app.metrics.connections_refused.inc
+    )
+    app.metrics.watch_connections(lambda: len(state.connections))
+    server = StagedServer(
         uvicorn.Config(
-            app,
+            around(app),
             http=BoundedHttpProtocol,
             ws="none",
             log_config=None,
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=settings.shutdown_grace_s,
-        )
+        ),
+        state,
     )
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:

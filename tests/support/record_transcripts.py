@@ -9,8 +9,9 @@ by name, because the engine has to be started in another way:
 - `chat_stream_error`: with ``SGLANG_REQ_RUNNING_TIMEOUT=4`` in its environment;
 - `chat_stream_interval_continuous` and `chat_stream_reasoning_continuous`: with ``--stream-interval 4
   --reasoning-parser deepseek-r1``;
-- `responses_stream`: with the package ``openai-harmony`` installed, without which `error_responses_off` is
-  what ``/v1/responses`` answers.
+- `responses_stream`: a request that runs out of ``SGLANG_REQ_RUNNING_TIMEOUT=4``; the other responses, too,
+  with the package ``openai-harmony`` installed, without which `error_responses_off` is what ``/v1/responses``
+  answers.
 """
 
 from __future__ import annotations
@@ -43,6 +44,37 @@ WEATHER_TOOL = {
     },
 }
 
+STRICT_WEATHER_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city.",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "enum": ["Paris", "Rome"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+CITY_SCHEMA = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "City",
+        "strict": True,
+        "schema": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "enum": ["Paris", "Rome"]},
+                "country": {"type": "string", "enum": ["France", "Italy"]},
+            },
+            "required": ["name", "country"],
+            "additionalProperties": False,
+        },
+    },
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Take:
@@ -67,6 +99,14 @@ def stream(question: str = "What is the capital of France?", **more: Any) -> str
 
 CONTINUOUS = {"include_usage": True, "continuous_usage_stats": True}
 RESPONSES = json.dumps({"model": MODEL, "input": "What is the capital of France?", "stream": True})
+RESPONSES_PLAIN = json.dumps({"model": MODEL, "input": "What is the capital of France?", "temperature": 0})
+RESPONSES_SHORT = json.dumps(
+    {"model": MODEL, "input": "Tell me a story.", "temperature": 0, "stream": True, "max_output_tokens": 12}
+)
+MESSAGES_TOOL = {
+    "name": "get_weather",
+    "input_schema": WEATHER_TOOL["function"]["parameters"],
+}
 TAKES = {
     "models": Take(path="/v1/models"),
     "chat_plain": Take(body=chat()),
@@ -120,6 +160,21 @@ TAKES = {
     "chat_stream_tools": Take(
         body=stream("Weather in Paris?", tools=[WEATHER_TOOL], tool_choice="required", max_tokens=60)
     ),
+    **{
+        name: Take(
+            body=ask(
+                "What is the weather in Paris?",
+                tools=[STRICT_WEATHER_TOOL],
+                tool_choice={"type": "function", "function": {"name": "get_weather"}},
+                max_tokens=60,
+            )
+        )
+        for name, ask in (("chat_tool_call", chat), ("chat_stream_tool_call", stream))
+    },
+    "chat_schema": Take(body=chat(response_format=CITY_SCHEMA)),
+    "chat_stream_schema": Take(body=stream(response_format=CITY_SCHEMA)),
+    "chat_n2": Take(body=chat(n=2, temperature=0.8, max_tokens=8)),
+    "chat_logprobs": Take(body=chat(logprobs=True, top_logprobs=2)),
     "chat_stream_scripts": Take(
         body=stream(
             "What is hello in Chinese, Greek and Russian? Use the native script.",
@@ -146,7 +201,25 @@ TAKES = {
             }
         ),
     ),
+    "completions_plain": Take(
+        path="/v1/completions",
+        body=json.dumps({"model": MODEL, "prompt": "The capital of France is", "temperature": 0}),
+    ),
+    "messages_plain": Take(path="/v1/messages", body=chat(max_tokens=16)),
     "messages_stream": Take(path="/v1/messages", body=stream(max_tokens=16)),
+    "messages_stream_length": Take(path="/v1/messages", body=stream("Tell me a story.", max_tokens=12)),
+    "messages_stream_tools": Take(
+        path="/v1/messages",
+        body=stream("Weather in Paris?", tools=[MESSAGES_TOOL], tool_choice={"type": "any"}, max_tokens=60),
+    ),
+    "error_messages": Take(path="/v1/messages", body=stream(max_tokens=0)),
+    "responses_plain": Take(path="/v1/responses", body=RESPONSES_PLAIN, on_demand=True),
+    "responses_stream_completed": Take(
+        path="/v1/responses",
+        body=json.dumps({**json.loads(RESPONSES_PLAIN), "stream": True}),
+        on_demand=True,
+    ),
+    "responses_stream_incomplete": Take(path="/v1/responses", body=RESPONSES_SHORT, on_demand=True),
     "responses_stream": Take(path="/v1/responses", body=RESPONSES, on_demand=True),
     "error_responses_off": Take(path="/v1/responses", body=RESPONSES, on_demand=True),
     "error_temperature": Take(body=stream(temperature=-1)),

@@ -29,6 +29,7 @@ __all__ = [
     "Hold",
     "Never",
     "Pause",
+    "Raw",
     "ReplayEngine",
     "Reset",
     "Script",
@@ -47,6 +48,13 @@ class Send:
     def __post_init__(self) -> None:
         if not self.data:
             raise ValueError("an empty chunk would end the body")
+
+
+@dataclass(frozen=True)
+class Raw:
+    """Bytes of the connection, head and framing included: for answers that end anywhere in them."""
+
+    data: bytes
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ class Reset:
     """Cut the connection off (RST)."""
 
 
-Step = Send | Headers | Pause | Hold | Never | Close | Reset
+Step = Send | Raw | Headers | Pause | Hold | Never | Close | Reset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +131,7 @@ class SeenRequest:
             return name
         try:
             return str(self.json()["model"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return self.path
 
 
@@ -309,6 +317,9 @@ class _Answer:
         match step:
             case Send(data):
                 await self._send(data)
+            case Raw(data):
+                self._begun = True
+                self._transport.write(data)
             case Headers():
                 self._begin()
             case Pause(seconds):

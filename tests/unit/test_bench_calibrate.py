@@ -22,8 +22,9 @@ from tokenflow_bench.calibrate.fit import Costs, fit, fit_passes
 from tokenflow_bench.calibrate.machine import calibrated, engine_facts, toml_entry
 from tokenflow_bench.calibrate.passes import Pass, passes_of
 from tokenflow_bench.costs import MACHINES, Machine, read_machines
-from tokenflow_bench.load.driver import Client
+from tokenflow_bench.load.driver import Client, Drive
 from tokenflow_bench.load.log import StreamLog
+from tokenflow_bench.load.overhead import Overhead
 from tokenflow_bench.reading import Person
 from tokenflow_bench.simulator import simulate
 from tokenflow_engine.policy.registry import policy_named
@@ -140,6 +141,10 @@ def test_the_entry_is_a_machine(tmp_path: Path) -> None:
     assert read.kv_tokens == 4000
     assert read.to_host_bytes_s == MACHINES["4090"].to_host_bytes_s
     assert read.decode_s(3, 300) == pytest.approx(machine.decode_s(3, 300), rel=1e-4)
+    assert read.late_tokens is False
+    late = calibrated(MACHINES["4090"], replace(costs, is_late=True), name="late", source="", facts={})
+    path.write_text(toml_entry(late))
+    assert read_machines(path)["late"].late_tokens is True
 
 
 def test_an_engine_says_what_memory_it_has() -> None:
@@ -195,9 +200,8 @@ class FakeEngine:
         return response
 
 
-async def test_an_endpoint_is_calibrated_over_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_endpoint_is_calibrated_over_sockets() -> None:
     """Timers and a busy machine add to what passes take, so the bounds are wide."""
-    monkeypatch.setattr(runs, "MAX_LAG_MS", 1000.0)
     engine, said = FakeEngine(), []
     app = web.Application()
     app.router.add_post("/v1/chat/completions", engine.answer)
@@ -205,7 +209,7 @@ async def test_an_endpoint_is_calibrated_over_sockets(monkeypatch: pytest.Monkey
         computing = asyncio.create_task(engine.passes())
         client = Client(url=str(server.make_url("")).rstrip("/"), model="m")
         costs = await runs.calibrate(
-            client, kv_tokens=1056, max_running=48, seed=1, rounds=1, say=said.append
+            client, kv_tokens=1056, max_running=48, seed=1, rounds=1, say=said.append, max_lag_ms=1000.0
         )
         computing.cancel()
     found = calibrated(KNOWN, costs, name="found", source="", facts={})
@@ -213,6 +217,32 @@ async def test_an_endpoint_is_calibrated_over_sockets(monkeypatch: pytest.Monkey
     assert 0.7 * 0.03 < found.prefill_s(100) < 2.0 * 0.03
     assert costs.prefills >= 6
     assert "1 x 3 short runs" in said[0]
+
+
+@pytest.mark.parametrize("late", [2, 3])
+async def test_a_run_with_a_late_driver_is_done_again(monkeypatch: pytest.MonkeyPatch, late: int) -> None:
+    """Twice late is no harm; the third time there is no calibration."""
+    lags = iter([99.0] * late + [1.0] * 9)
+    said: list[str] = []
+
+    async def run(*_given: Any, **_named: Any) -> Drive:
+        overhead = Overhead(lag_p50_ms=0, lag_p99_ms=next(lags), lag_max_ms=0, cpu_share=0, late_p99_ms=0)
+        return Drive(logs=[], start_s=0.0, horizon_s=1.0, overhead=overhead, report_statuses={})
+
+    async def probe(*_given: Any) -> float:
+        return 0.01
+
+    monkeypatch.setattr(runs, "_run", run)
+    monkeypatch.setattr(runs, "_probe", probe)
+    monkeypatch.setattr(runs, "fit", len)
+    client = Client(url="http://127.0.0.1:1", model="m")
+    calibrating = runs.calibrate(client, kv_tokens=1056, max_running=48, seed=1, rounds=1, say=said.append)
+    if late < 3:
+        assert await calibrating == 3
+        assert sum("not to be used" in line for line in said) == 2
+    else:
+        with pytest.raises(RuntimeError, match="99 ms late"):
+            await calibrating
 
 
 def log(index: int, times: list[float], *, prompt: int) -> StreamLog:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
+from support.real_engine import wait_until
 from tokenflow_bench.burst import rounds as module
+from tokenflow_bench.burst.others import Others, group_cpu_s, objection, process_cpu_s
 from tokenflow_bench.burst.rounds import Rounds
 from tokenflow_bench.burst.setups import SETUPS
 from tokenflow_bench.burst.turns import Case
@@ -33,6 +37,9 @@ class FakeDeployment:
 
     def use(self, policy: str) -> None:
         self.notes.append(policy)
+
+    def cpu_s(self) -> float:
+        return 0.0
 
     def counters(self) -> dict[str, float]:
         self._count += 2.5
@@ -69,7 +76,7 @@ class FakeDrive:
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, overheads: Sequence[Overhead], *, count: int
+    monkeypatch: pytest.MonkeyPatch, overheads: Sequence[Overhead], *, count: int, most_others: float = 99
 ) -> tuple[FakeDeployment, FakeDrive, dict[str, Any], list[str]]:
     deployment, drive, said = FakeDeployment(), FakeDrive(iter(overheads)), []
     monkeypatch.setattr(module, "drive", drive)
@@ -83,6 +90,7 @@ def run(
         horizon_s=9,
         target_s=1,
         max_lag_ms=20,
+        max_others=most_others,
         say=said.append,
     )
     return deployment, drive, how.run(deployment), said  # type: ignore[arg-type]
@@ -118,3 +126,28 @@ def test_a_driver_that_stays_late_is_not_believed(monkeypatch: pytest.MonkeyPatc
     assert len(drive.calls) == 4
     assert "99 ms late" in results["stock"][0]["objection"]
     assert results["ours"][0]["objection"] is None
+
+
+def test_a_run_beside_other_programs_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, drive, results, said = run(monkeypatch, [CALM] * 6, count=1, most_others=-1.0)
+    assert len(drive.calls) == 6
+    assert "other programs took" in results["stock"][0]["objection"]
+    assert any("NOT TO BE USED: other programs" in line for line in said)
+
+
+def test_what_others_compute_is_told_from_ones_own() -> None:
+    """A program that does nothing but compute, for half a second: other people's, then ours."""
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) as busy:
+        try:
+            strangers = Others(lambda: 0.0)
+            ours = Others(lambda: process_cpu_s(busy.pid))
+            began_s = process_cpu_s(busy.pid)
+            wait_until(lambda: process_cpu_s(busy.pid) - began_s > 0.5, timeout_s=60, what="it computed")
+            its_cores = strangers.cores() - ours.cores()
+            assert group_cpu_s(busy.pid) >= 0.5
+        finally:
+            busy.kill()
+    assert 0.02 < its_cores <= 1.1
+    assert objection(0.3, most=0.25) == "other programs took 0.30 of a core meanwhile (0.25 are allowed)"
+    assert objection(0.2, most=0.25) is None
+    assert process_cpu_s(busy.pid) == 0.0, "it has ended"

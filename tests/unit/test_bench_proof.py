@@ -14,12 +14,14 @@ from tokenflow_bench.burst.scenarios import Plan
 from tokenflow_bench.burst.setups import SETUPS
 from tokenflow_bench.costs import MACHINES, Machine
 from tokenflow_bench.load.log import StreamLog
-from tokenflow_bench.proof.page import machine_table
+from tokenflow_bench.proof.page import html, machine_table
+from tokenflow_bench.proof.plots import proof_plots
 from tokenflow_bench.proof.schedule import schedule
 from tokenflow_bench.reading import Person
 from tokenflow_bench.simulated import measure
 from tokenflow_bench.simulator import simulate
-from tokenflow_bench.simulator.validate import comparison_table, in_short, validate
+from tokenflow_bench.simulator.validate import Comparison, comparison_table, in_short, validate
+from tokenflow_bench.spread import Spread
 from tokenflow_bench.workload import Workload
 from tokenflow_engine.policy.registry import policy_named
 
@@ -30,6 +32,7 @@ PLAN = Plan(
     seed=1,
     target_s=1.0,
     max_lag_ms=20.0,
+    max_others=0.25,
     kv_tokens=None,
     threads=None,
     say=print,
@@ -114,6 +117,23 @@ def test_a_machine_that_is_slower_is_not() -> None:
     assert "raw, tokens/s x0.5" in in_short(found)
 
 
+def test_what_varies_by_itself_may_be_off_as_far() -> None:
+    """Rounds from 10 to 14: 13 is within no 15 % of their median, but among them; 15 is not."""
+    rounds = Spread(median=11, low=10, high=14)
+    common = {"setup": "s", "title": "t", "case": "c", "figure": "preemptions", "digits": 0}
+    near, far = (
+        Comparison(real=rounds, simulated=Spread(value, value, value), ratio=value / 11, **common)  # type: ignore[arg-type]
+        for value in (13.0, 15.0)
+    )
+    assert not near.is_within
+    assert near.is_in_range
+    assert not far.is_in_range
+    assert [row[-1] for row in comparison_table([near, far]).rows] == ["no, but in range", "**no**"]
+    assert in_short([near, far]) == (
+        "0 of 2 figures within 15 %, 1 more in the range of the real rounds; not: s, t, c: preemptions x1.36"
+    )
+
+
 def test_an_older_result_is_refused() -> None:
     document = result(TINY)
     del document["tables"][0]["cases"]["case"][0]["requests"]
@@ -133,6 +153,33 @@ def test_requests_are_what_came() -> None:
         "max_output": [9, 8],
         "rate": [5.0, 6.0],
     }
+
+
+def test_the_page_of_html_has_everything_in_it() -> None:
+    """Pictures, every table, the data; each picture says which seed and command made it."""
+    document = result(TINY)
+    for table in document["tables"]:
+        table.update(words="a tiny model", readers=30)
+        for run in table["cases"]["case"]:
+            run.update(objection=None, driver={"lag_p99_ms": 1.0, "cpu_share": 0.1})
+            run["figures"]["after_pause"] = None
+    head = {
+        "at": "today",
+        "seed": 7,
+        "command": "make proof",
+        "machine": {"cpu": "a CPU", "cores": 2},
+        "versions": {"commit": "abc"},
+    }
+    comparisons = validate(document, {"laptop-tiny": TINY})
+    plots = proof_plots(document | head, comparisons)
+    assert [plot.name for plot in plots] == ["proof-tiny", "proof-smollm2", "proof-simulator"]
+    assert all("Seed 7; `make proof`." in plot.words for plot in plots)
+    text = html(document | head, {"laptop-tiny": TINY}, comparisons, plots)
+    assert text.count("data:image/png;base64,") == 3
+    assert "4 of 4 figures within 15 %" in text
+    data = text.partition('type="application/json">')[2].partition("</script>")[0]
+    assert json.loads(data)["seed"] == 7
+    assert "http" not in text.replace(data, "")
 
 
 def test_machines_are_shown_in_milliseconds() -> None:

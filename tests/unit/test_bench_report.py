@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tokenflow_bench.paper import goals
 from tokenflow_bench.paper.goals import GOALS, goal_cases, verdicts
 from tokenflow_bench.paper.sections import SECTIONS, cases_of
 from tokenflow_bench.report.cli import report
-from tokenflow_bench.report.goals import goals_summary, goals_table
+from tokenflow_bench.report.goals import goals_summary, goals_table, goals_words
 from tokenflow_bench.report.groups import places_of, sections_of
 from tokenflow_bench.report.sections import whole_table
 from tokenflow_bench.report.write import write_report
@@ -35,7 +35,9 @@ HEAD = {
 
 
 def figures_of(case: Case) -> Mapping[str, Any]:
-    """Stock: 10 s, 100 tok/s. Adaptive: a tenth of it, and 10, 20, 30 % more."""
+    """Stock: 10 s, 100 tok/s. Adaptive: a tenth of it, and 10, 20, 30 % more. The limit: 3 s, 104 tok/s."""
+    if case.policy == "bound":
+        return {"ttft_p99_s": 3.0 if "human" in case.setup else None, "raw_tokens_per_s": 104.0}
     if case.policy == "stock":
         return dict.fromkeys(("ttft_p99_s", "ttft_mean_s"), 10.0) | {
             "raw_tokens_per_s": 100.0,
@@ -61,6 +63,10 @@ def test_goals_are_judged_on_medians_of_ratios() -> None:
     assert (burst.lows[2], burst.highs[2]) == pytest.approx((1.1, 1.3))
     assert burst.honest == (True, True, True, False), "effective throughput was to be 1.3 times stock's"
     assert burst.ambitious == (True, False, True, False)
+    assert burst.limits == ("", "", "1.040", "")
+    assert all(burst.in_reach)
+    human = found["human rates, burst, load 0.8", "4090-human"]
+    assert (human.limits, human.in_reach) == (("0.30", "", "1.040"), (False, True, False))
     premium = found["premium class, Azure 1.2", "4090-azure"]
     assert (premium.honest, premium.ambitious) == ((True,), (False,))
     assert len(found) == sum(len({setup for setup, _ in goal.places}) for goal in GOALS)
@@ -70,6 +76,7 @@ def test_a_goal_is_met_where_all_its_set_ups_meet_it() -> None:
     met = [
         goals.Verdict(
             goal="g",
+            policy="adaptive",
             setup=name,
             load=1.0,
             values=(1.0,),
@@ -78,14 +85,26 @@ def test_a_goal_is_met_where_all_its_set_ups_meet_it() -> None:
             shown=("x 1",),
             honest=(honest,),
             ambitious=(False,),
+            limits=(limit,),
+            in_reach=(limit != "3",),
+            why="for a reason",
         )
-        for name, honest in (("a", True), ("b", False))
+        for name, honest, limit in (("a", True, ""), ("b", False, "2"), ("c", False, "3"), ("d", False, ""))
     ]
     document = {"goals": [asdict(one) for one in met]}
-    assert goals_summary(document).startswith("Of 1 goals, 0 are met")
+    summary = goals_summary(document)
+    assert summary.startswith("Of 1 goals, 0 are met")
+    assert "Of their 4 rows, 1 and 0; 1 have a figure out of reach" in summary
     rows = goals_table(document).rows
-    assert [row[3] for row in rows] == ["met", "missed"]
-    assert rows[1][2] == "x 1 MISSED"
+    assert [row[3] for row in rows] == ["met", "missed", "missed", "missed"]
+    assert [row[2] for row in rows] == [
+        "x 1 (honest)",
+        "x 1 MISSED (limit 2)",
+        "x 1 MISSED, out of reach (limit 3)",
+        "x 1 MISSED",
+    ]
+    assert goals_words(document) == ["g: for a reason"]
+    assert not goals_words({"goals": document["goals"][:1]})
 
 
 def test_all_sections_are_made_of_what_exists() -> None:
@@ -164,7 +183,7 @@ def test_the_paper_s_report_has_all_sections_and_pictures(
         for who in ("stock", "bound")
     }
 
-    def run_small(cases: Sequence[Case], *, jobs: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    def run_small(cases: Sequence[Case], **_given: Any) -> list[dict[str, Any]]:
         results = []
         for case in cases:
             like = small["bound" if case.policy == "bound" else "stock"]

@@ -111,6 +111,7 @@ def plan(runs: int = 5) -> Plan:
         seed=1,
         target_s=1.0,
         max_lag_ms=20.0,
+        max_others=0.25,
         kv_tokens=None,
         threads=None,
         say=lambda _line: None,

@@ -50,6 +50,19 @@ def test_engines_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (f"engines: [{URL}, {URL}]", "two engines share a name"),
         (f"engines: [{{url: {URL}, weight: 3}}]", "engines.0.weight: Extra inputs are not permitted"),
         (f"engines: [{URL}]\ntimeouts: {{idle_s: 0}}", "timeouts.idle_s: Input should be greater than 0"),
+        (f"engines: [{URL}]\ntimeouts: {{total_s: -1}}", "timeouts.total_s: Input should be greater than 0"),
+        (
+            f"engines: [{URL}]\nroutes: {{/v1/embeddings: {{timeouts: {{idle: 1}}}}}}",
+            "routes./v1/embeddings.timeouts.idle: Extra inputs are not permitted",
+        ),
+        (f"engines: [{URL}]\ntenants: {{acme: {{}}}}", "tenants: there is no tenant 'acme'"),
+        (
+            f"engines: [{URL}]\nkeep_alive: {{form: ping}}",
+            "keep_alive.form: Input should be 'none', 'comment'",
+        ),
+        (f"engines: [{URL}]\nkeep_alive: {{every_s: 0}}", "keep_alive.every_s: Input should be greater"),
+        (f"engines: [{URL}]\nmax_attempts: 0", "max_attempts: Input should be greater than or equal to 1"),
+        (f"engines: [{URL}]\nmax_connections: 0", "max_connections: Input should be greater"),
         (
             f"engines: [{URL}]\ndelivery: {{at_cap: drop}}",
             "delivery.at_cap: Input should be 'hold' or 'abort'",

@@ -40,6 +40,10 @@ class Client:
 
     async def write(self, data: bytes) -> None:
         await self.reads.wait()
+        self.write_now(data)
+
+    def write_now(self, data: bytes) -> None:
+        assert self.writable
         if self.breaks:
             raise ZeroDivisionError
         self.got += data
@@ -79,7 +83,7 @@ class Played:
         for _ in range(count):
             self.put_count += 1
             self.stream.reader.content(text)
-            await self.delivery.put(text.encode(), self.put_count, self.put_count)
+            self.delivery.put(text.encode(), self.put_count, self.put_count)
 
 
 def played(rate: float | None = None, **settings: Any) -> Played:
@@ -184,7 +188,7 @@ async def test_a_large_event_waits_where_it_is_counted() -> None:
     event = b"x" * 200_000
     async with made.delivery:
         made.stream.reader.content("x")
-        await made.delivery.put(event, 1, 1)
+        made.delivery.put(event, 1, 1)
         assert 50_000 <= len(made.client.got) < 70_000
         assert made.stream.held_bytes == len(event) - len(made.client.got)
         assert made.delivery.full
@@ -201,7 +205,7 @@ async def test_a_large_event_alone_is_no_reason_to_abort(monkeypatch: pytest.Mon
     made = played(max_buffered_bytes=1000, at_cap="abort")
     made.client.room = 50_000
     async with made.delivery:
-        await made.delivery.put(b"x" * 200_000, 0, 0)
+        made.delivery.put(b"x" * 200_000, 0, 0)
         room = asyncio.create_task(made.delivery.room())
         await asyncio.sleep(0)
         made.client.room = 150_000
@@ -318,7 +322,7 @@ async def test_paced_text_waits_for_its_reader_and_what_is_no_text_waits_for_the
     async with made.delivery:
         await made.put(count=24)  # 15 at once, the others over 450 ms
         assert 15 <= made.stream.delivered <= 17
-        await made.delivery.put(b"[end]", 24, 24)
+        made.delivery.put(b"[end]", 24, 24)
         started = time.monotonic()
         await made.delivery.drained()
         assert 0.25 < time.monotonic() - started < 2.0

@@ -12,13 +12,19 @@ from typing import Any
 import pytest
 
 from support.memory_transfer import MemoryTransfer
+from support.tables import DEVICE, READER, FlatCosts, SameReaders, new_table
 from tokenflow_engine.control.orders import Orders
 from tokenflow_engine.kv.offload import OffloadManager
+from tokenflow_engine.kv.transfer.agreed import AgreedTransfer
 from tokenflow_engine.policy.base import Phase
+from tokenflow_engine.policy.fcfs import FCFS
+from tokenflow_engine.protocol import EngineStats
+from tokenflow_engine.sglang.outside import Outside
+from tokenflow_engine.sglang.planner import Planner
 
 PAGE = 16
-SGLANG_SIDE = ("host", "rows", "executor")
-"""Modules that import SGLang, and the one under test, which imports those."""
+SGLANG_SIDE = ("host", "rows", "memory", "executor")
+"""Modules that import SGLang, and what imports those: the last is the one under test."""
 
 
 @dataclass(eq=False)
@@ -112,13 +118,17 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Any]]:
     for name, module in (("host", host), ("rows", rows)):
         monkeypatch.setitem(sys.modules, names[name], module)
         monkeypatch.setattr(package, name, module, raising=False)
-    monkeypatch.delitem(sys.modules, names["executor"], raising=False)
+    for name in ("memory", "executor"):
+        monkeypatch.delitem(sys.modules, names[name], raising=False)
+        monkeypatch.delattr(package, name, raising=False)
     from tokenflow_engine.sglang import executor as under_test
 
     monkeypatch.setattr(under_test, "why_request_is_fixed", lambda _req: None)
-    monkeypatch.setattr(under_test, "_private", lambda req: req.kv.kv_committed_len)
+    monkeypatch.setattr(under_test.memory, "private_tokens", lambda req: req.kv.kv_committed_len)
     yield under_test.Executor
-    monkeypatch.delitem(sys.modules, names["executor"], raising=False)
+    for name in ("memory", "executor"):
+        monkeypatch.delitem(sys.modules, names[name], raising=False)
+        monkeypatch.delattr(package, name, raising=False)
 
 
 def test_a_synced_stream_is_free_in_the_pass_that_takes_it_off(executor: type[Any]):
@@ -162,3 +172,43 @@ def test_host_memory_that_cannot_be_had_is_a_metric_and_not_the_end(executor: ty
     assert without.tally.host_refused == 0
     assert without.open_host() is None
     assert without.tally.host_refused == 1
+
+
+def test_ranks_that_cease_to_agree_are_a_metric(executor: type[Any], monkeypatch: pytest.MonkeyPatch):
+    def lowest(_values: list[int]) -> list[int]:
+        raise TimeoutError("rank 1 does not answer")
+
+    agreed = AgreedTransfer(MemoryTransfer(slots=64, host_tokens=64), lowest)
+    host = OffloadManager(agreed, page_tokens=PAGE, ranks_lost=lambda: agreed.is_lost)
+    ranks = executor(idle_scheduler(), new_host=lambda: host)
+    ranks.open_host()
+    assert stats_of(ranks, monkeypatch).ranks_lost == 0
+    host.write("a", range(PAGE), PAGE, leaving=True)
+    host.prepare_forward()
+    host.poll()
+    assert stats_of(ranks, monkeypatch).ranks_lost == 1
+
+
+def idle_scheduler() -> SimpleNamespace:
+    return SimpleNamespace(page_size=PAGE, running_batch=Batch(), result_queue=deque())
+
+
+def stats_of(executor: Any, monkeypatch: pytest.MonkeyPatch) -> EngineStats:
+    monkeypatch.delitem(sys.modules, "tokenflow_engine.sglang.statistics", raising=False)
+    from tokenflow_engine.sglang.statistics import engine_stats
+
+    seen = EngineStats(
+        at=0.0,
+        running=0,
+        waiting=0,
+        parked=0,
+        kv_used_tokens=0,
+        kv_tokens=0,
+        tokens_per_s=0.0,
+        generated_total=0,
+    )
+    planner = Planner(
+        FCFS(), table=new_table(), costs=FlatCosts(), device=lambda: DEVICE, readers=SameReaders()
+    )
+    outside = Outside(lambda _rid, _now: READER, lambda _rid: None)
+    return engine_stats(seen, executor=executor, planner=planner, outside=outside)

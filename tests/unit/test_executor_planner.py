@@ -49,7 +49,7 @@ class Flaky:
 def new_planner(policy: Policy, table: Table | None = None) -> Planner:
     return Planner(
         policy,
-        table=table or new_table(),
+        table=new_table() if table is None else table,
         costs=FlatCosts(),
         device=lambda: DEVICE,
         readers=SameReaders(),
@@ -107,6 +107,62 @@ def test_a_plan_that_the_view_does_not_allow_is_the_last_of_its_policy(plan: Pla
     planner = new_planner(Scripted(plan), populated())
     assert planner.orders(2.0) == STOCK
     assert (planner.errors, planner.policy.name) == (1, "fcfs")
+
+
+def _newcomer(planner: Planner, table: Table, rid: str, *, prompt: int = 7, now: float) -> None:
+    arrive(table, rid)
+    planner.arrived(rid, prompt=prompt, now=now)
+
+
+def test_a_plan_is_put_off_for_the_first_token_of_who_comes_in_as_it_comes():
+    """Planning takes time from it, and would change nothing."""
+    table = new_table()
+    planner = new_planner(Scripted(Plan(stock=True, next_prompt=10), Plan(stock=True)), table)
+    assert planner.orders(1.0) == STOCK
+    _newcomer(planner, table, "a", now=2.0)
+    assert planner.orders(2.0) is None
+    assert planner.orders(2.2) is None
+    table.counted("a", 1)
+    assert planner.orders(2.21) == STOCK
+
+
+@pytest.mark.parametrize("next_prompt", [0, 6])
+def test_who_is_longer_than_the_last_plan_allows_is_planned_for(next_prompt: int):
+    table = new_table()
+    planner = new_planner(Scripted(Plan(stock=True, next_prompt=next_prompt), Plan(admit=[0])), table)
+    planner.orders(1.0)
+    _newcomer(planner, table, "a", now=2.0)
+    assert planner.orders(2.0) == Orders(admit=["a"])
+
+
+def test_one_of_unknown_length_is_planned_for():
+    """Given as embeddings, for example."""
+    table = new_table()
+    planner = new_planner(Scripted(Plan(stock=True, next_prompt=10), Plan(stock=True)), table)
+    planner.orders(1.0)
+    _newcomer(planner, table, "a", prompt=0, now=2.0)
+    assert planner.orders(2.0) == STOCK
+
+
+def test_only_one_comes_in_without_a_plan():
+    table = new_table()
+    planner = new_planner(Scripted(Plan(stock=True, next_prompt=10), Plan(admit=[1])), table)
+    planner.orders(1.0)
+    _newcomer(planner, table, "a", now=2.0)
+    assert planner.orders(2.0) is None
+    _newcomer(planner, table, "b", now=2.01)
+    assert planner.orders(2.01) == Orders(admit=["b"])
+
+
+def test_a_plan_is_not_put_off_for_long_nor_for_one_that_is_gone():
+    for gone in (False, True):
+        table = new_table()
+        planner = new_planner(Scripted(Plan(stock=True, next_prompt=10), Plan(stock=True)), table)
+        planner.orders(1.0)
+        _newcomer(planner, table, "a", now=2.0)
+        if gone:
+            table.ended("a")
+        assert planner.orders(2.0 if gone else 2.3) == STOCK
 
 
 def test_a_policy_that_raises_is_suspended_and_tried_again_afresh():

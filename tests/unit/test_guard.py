@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tokenflow_gateway.relay.errors import EngineTimeout
-from tokenflow_gateway.relay.guard import ClientGone, RequestGuard
+from tokenflow_gateway.relay.errors import EngineTimeout, FirstByteTimeout, IdleTimeout, TotalTimeout
+from tokenflow_gateway.relay.guard import ClientGone, RequestGuard, TotalTime
 
 
 class Client:
@@ -23,7 +23,7 @@ class Client:
 
 async def test_a_body_that_finishes_is_left_alone() -> None:
     async with RequestGuard(Client().receive) as guard:
-        guard.expect(10, "nothing")
+        guard.expect(10, FirstByteTimeout)
         await asyncio.sleep(0)
 
 
@@ -39,9 +39,9 @@ async def test_a_client_that_leaves_ends_the_wait() -> None:
 
 
 async def test_a_late_engine_ends_the_wait_and_says_in_which_phase() -> None:
-    with pytest.raises(EngineTimeout, match=r"no answer within 0\.01 s"):
+    with pytest.raises(EngineTimeout, match=r"nothing of an answer within 0\.01 s"):
         async with RequestGuard(Client().receive) as guard:
-            guard.expect(0.01, "no answer")
+            guard.expect(0.01, FirstByteTimeout)
             await asyncio.Event().wait()
 
 
@@ -50,8 +50,8 @@ async def test_progress_moves_the_deadline() -> None:
     begun = loop.time()
     with pytest.raises(EngineTimeout):
         async with RequestGuard(Client().receive) as guard:
-            guard.expect(0.02, "nothing")
-            guard.extend(0.1)
+            guard.expect(0.02, FirstByteTimeout)
+            guard.expect(0.1, IdleTimeout)
             await asyncio.Event().wait()
     assert loop.time() - begun >= 0.1
 
@@ -61,19 +61,19 @@ async def test_waiting_for_the_client_has_no_deadline_and_the_next_phase_has_one
     loop = asyncio.get_running_loop()
     with pytest.raises(EngineTimeout):
         async with RequestGuard(Client().receive) as guard:
-            guard.expect(0.01, "nothing")
+            guard.expect(0.01, FirstByteTimeout)
             guard.hold()
             loop.call_later(0.05, fired.set)
             await fired.wait()
-            guard.extend(0.01)
+            guard.expect(0.01, IdleTimeout)
             await asyncio.Event().wait()
 
 
 async def test_a_shorter_deadline_counts() -> None:
     with pytest.raises(EngineTimeout):
         async with RequestGuard(Client().receive) as guard:
-            guard.expect(60, "nothing")
-            guard.expect(0.01, "nothing")
+            guard.expect(60, FirstByteTimeout)
+            guard.expect(0.01, IdleTimeout)
             async with asyncio.timeout(5):
                 await asyncio.Event().wait()
 
@@ -97,3 +97,39 @@ async def test_an_error_of_the_body_is_not_hidden() -> None:
     with pytest.raises(KeyError):
         async with RequestGuard(Client().receive):
             raise KeyError
+
+
+async def test_what_was_no_progress_moves_no_deadline() -> None:
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    with pytest.raises(IdleTimeout):
+        async with RequestGuard(Client().receive) as guard:
+            guard.expect(0.05, IdleTimeout)
+            while loop.time() < begun + 5:
+                guard.resume(guard.hold())
+                await asyncio.sleep(0.01)
+    assert 0.05 <= loop.time() - begun < 1
+
+
+@pytest.mark.parametrize("held", [False, True])
+async def test_the_total_counts_from_the_arrival_whoever_is_waited_for(*, held: bool) -> None:
+    loop = asyncio.get_running_loop()
+    arrived = loop.time() - 1
+    with pytest.raises(TotalTimeout, match=r"not done within 1\.05 s"):
+        async with RequestGuard(Client().receive, TotalTime(1.05, arrived=arrived)) as guard:
+            guard.expect(60, FirstByteTimeout)
+            if held:
+                guard.hold()
+            async with asyncio.timeout(5):
+                await asyncio.Event().wait()
+    assert loop.time() >= arrived + 1.05
+
+
+async def test_a_phase_that_ends_before_the_total_is_what_is_told() -> None:
+    arrived = asyncio.get_running_loop().time()
+    with pytest.raises(IdleTimeout):
+        async with RequestGuard(Client().receive, TotalTime(60, arrived=arrived)) as guard:
+            guard.hold()
+            guard.expect(0.01, IdleTimeout)
+            async with asyncio.timeout(5):
+                await asyncio.Event().wait()

@@ -63,7 +63,12 @@ class Rank:
         self.number = number
         self.copies = SlowTransfer(random.Random(f"{seed} {number}"))  # noqa: S311 - not for secrets
         self.transfer = wrap(self.copies)
-        self.offload = OffloadManager(self.transfer, page_tokens=4, common_s=self.transfer.common_s)
+        self.offload = OffloadManager(
+            self.transfer,
+            page_tokens=4,
+            common_s=self.transfer.common_s,
+            ranks_lost=lambda: self.transfer.is_lost,
+        )
         self.rows: dict[str, list[int]] = {}
         self.lengths: dict[str, int] = {}
         self.leaving: set[str] = set()
@@ -209,7 +214,7 @@ def test_ranks_of_any_speed_are_in_the_same_state_at_every_step(seed: int) -> No
     for step, states in enumerate(zip(*histories, strict=True)):
         assert all(state == states[0] for state in states), f"step {step}"
     assert {Event.WRITTEN, Event.WRITE_FAILED, Event.LOADED} <= set(ranks[0].seen)
-    assert not any(rank.transfer.is_lost for rank in ranks)
+    assert not any(rank.offload.statistics().ranks_lost for rank in ranks)
 
 
 class Unheard(AgreedTransfer):
@@ -248,7 +253,7 @@ def test_a_rank_whose_backend_breaks_costs_the_copies_of_all_at_the_same_step(se
     for step, states in enumerate(zip(*histories, strict=True)):
         assert all(state == states[0] for state in states), f"step {step}"
     for rank in ranks:
-        assert rank.transfer.is_lost
+        assert rank.offload.statistics().ranks_lost
         assert rank.copies.closed
         assert Event.WRITE_FAILED in rank.seen
         assert Event.LOADED not in rank.seen

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import zmq
-import zmq.asyncio
 
 from support.gateway import eventually
 from support.raw_link import RawLink
@@ -369,7 +368,7 @@ async def test_a_gateway_with_another_secret_hears_no_answer_and_that_it_may_be_
     serve: Callable[..., LinkServer], clock: Clock
 ):
     engine = Engine(EngineConfig(url="http://127.0.0.1:1"))
-    context = zmq.asyncio.Context()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     identity = LinkIdentity("g", "1", "another secret")
     endpoint = serve("tcp://127.0.0.1:*").endpoint
     task = asyncio.create_task(

@@ -110,19 +110,44 @@ def test_comments_and_events_without_data_are_dropped() -> None:
 def test_a_wrapped_error_passes_and_a_flat_one_is_wrapped() -> None:
     wrapped = b'data: {"error":{"message":"m","type":"t","param":null,"code":null}}\n\n'
     stream = meter()
-    assert stream.feed(wrapped) == wrapped
+    assert stream.feed(wrapped) == wrapped + DONE
     assert stream.failed
     flat = meter()
     out = flat.feed(b'data: {"object":"error","message":"m","code":500}\n\n')
-    assert json.loads(out.removeprefix(b"data: "))["error"]["message"] == "m"
+    assert json.loads(out.removeprefix(b"data: ").removesuffix(DONE))["error"]["message"] == "m"
     assert flat.failed
 
 
 def test_events_that_are_not_understood_pass() -> None:
     stream = meter()
-    odd = b'event: x\ndata: {"choices": 3}\n\n' + b"data: plain words\n\n"
+    odd = b'data: {"choices": 3}\n\n' + b"data: plain words\n\n"
     assert stream.feed(odd) == odd
     assert stream.tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("came", "leaves"),
+    [
+        (b'id: 7\nretry: 1\ndata: {"choices":[]}\n\n', b'data: {"choices":[]}\n\n'),
+        (b'event: x\ndata: {"choices": 3}\n\n', b'data: {"choices": 3}\n\n'),
+        (b': c\ndata:{"choices":[]}\r\n\r\n', b'data: {"choices":[]}\n\n'),
+        (b'\n\ndata: {"choices":\ndata: []}\n\n', b'data: {"choices": []}\n\n'),
+        (b"data: two\rdata: words\r\r: c\n\n", b"data: two\ndata: words\n\n"),
+        (b"data: \n\ndata\n\ndata:  \n\nevent: x\n\nretry: 1\n\n", b""),
+        (b"event: end\ndata:  [DONE] \r\n\r\n", DONE),
+    ],
+)
+def test_what_some_client_cannot_read_leaves_as_plain_data(came: bytes, leaves: bytes) -> None:
+    stream = meter()
+    assert stream.feed(came) + stream.end() == leaves
+
+
+def test_an_error_is_the_end() -> None:
+    """Whatever an engine sends behind it, and whether or not it says so."""
+    error = b'data: {"error":{"message":"m","type":"t","param":null,"code":null}}\n\n'
+    stream = meter()
+    assert stream.feed(chunk("a") + error + chunk("b") + error + DONE) == chunk("a") + error + DONE
+    assert (stream.feed(chunk("c")), stream.tokens, stream.done, stream.failed) == (b"", 1, True, True)
 
 
 def test_a_request_that_the_engine_gave_up_does_not_end_as_if_all_were_well() -> None:
@@ -141,7 +166,8 @@ def test_usage_of_another_shape_is_still_usage() -> None:
 
 def test_an_error_in_words_is_wrapped() -> None:
     stream = meter()
-    assert json.loads(stream.feed(b'data: {"error":"boom"}\n\n')[6:])["error"]["message"] == "boom"
+    out = stream.feed(b'data: {"error":"boom"}\n\n')
+    assert json.loads(out[6:].removesuffix(DONE))["error"]["message"] == "boom"
     assert stream.failed
 
 

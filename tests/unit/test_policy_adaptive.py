@@ -378,6 +378,26 @@ def test_with_somebody_preempted_the_engine_is_not_left_alone() -> None:
     assert 0 in plan_of(replace(view, phase=phase)).resume
 
 
+def _next_prompt(*rows: Row, free: int = 16_000, **engine: Any) -> int:
+    plan = plan_of(view_of(*rows, machine=MACHINES["laptop-smollm2"], free=free, mean_output=120.0, **engine))
+    return plan.next_prompt if plan.stock else 0
+
+
+def test_a_newcomer_that_nobody_would_notice_needs_no_plan() -> None:
+    reader = Row(phase=RUNNING, generated=50, rate=4.0, buffered=8, context=100, max_output=100)
+    assert _next_prompt(*[reader] * 4) > 200
+    assert _next_prompt() == pytest.approx(16_000 * 0.95, abs=200), "all that memory holds"
+
+
+def test_a_newcomer_that_somebody_would_notice_is_planned_for() -> None:
+    reader = Row(phase=RUNNING, generated=50, rate=4.0, buffered=8, context=100, max_output=100)
+    assert _next_prompt(*[reader] * 3, replace_row(reader, buffered=1.2)) < 72, "it would run dry"
+    assert _next_prompt(reader, replace_row(reader, buffered=0.0, paused=True)) > 200, "it would not notice"
+    assert _next_prompt(*[replace_row(reader, rate=20.0)] * 4) == 0, "nobody gets a lead"
+    assert _next_prompt(*[reader] * 4, max_running=4) == 0, "no place"
+    assert _next_prompt(*[reader] * 4, free=300, kv_tokens=900) == 0, "not all fit to their ends"
+
+
 def _crowded(large: Row) -> EngineView:
     """`large` needs most of the memory; small ones are in it, nobody ahead, and another one waits."""
     small = Row(phase=RUNNING, generated=50, buffered=5, context=100, max_output=100)

@@ -62,3 +62,11 @@ def test_no_engine_says_why_and_when_to_retry() -> None:
 def test_models_are_listed_once() -> None:
     registry = EngineRegistry([engine(1, "a", "b"), engine(2, "b"), engine(3, "c", healthy=False)])
     assert [model["id"] for model in registry.models()] == ["a", "b"]
+
+
+def test_those_that_were_tried_are_left_out() -> None:
+    first, second = engine(1, "a"), engine(2, "a")
+    registry = EngineRegistry([first, second, engine(3, "b")])
+    assert {registry.pick("a", without={first}) for _ in range(3)} == {second}
+    with pytest.raises(NoEngine):
+        registry.pick("a", without={first, second})

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from tokenflow_gateway.relay.errors import (
-    EngineUnreachable,
+    MethodNotAllowed,
     NoEngine,
-    error_events,
+    error_message,
     normalise_error,
     normalise_error_event,
 )
@@ -60,15 +60,20 @@ def test_a_flat_error_inside_a_stream_is_wrapped_and_others_are_left() -> None:
     assert normalise_error_event(b"not json") is None
 
 
-@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
-def test_an_error_ends_a_stream_in_the_form_sdks_raise(route: str) -> None:
-    events = error_events(route, EngineUnreachable("gone")).decode().split("\n\n")
-    assert json.loads(events[0].removeprefix("data: "))["error"]["message"] == "gone"
-    assert events[1:] == ["data: [DONE]", ""]
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'{"error": {"message": "m"}}', "m"),
+        (b'{"error": "words"}', "words"),
+        (b'{"detail": "d"}', "d"),
+        (b"[]", "the engine reported an error"),
+        (b"{", "the engine reported an error"),
+    ],
+)
+def test_an_error_of_any_form_says_something(data: bytes, message: str) -> None:
+    assert error_message(data) == message
 
 
-@pytest.mark.parametrize("route", ["/v1/messages", "/v1/responses"])
-def test_other_dialects_get_their_own_error_event(route: str) -> None:
-    name, data = error_events(route, NoEngine("gone")).decode().strip().split("\n")
-    assert name == "event: error"
-    assert json.loads(data.removeprefix("data: "))["type"] == "error"
+def test_an_error_brings_its_headers() -> None:
+    assert NoEngine("gone").headers() == [(b"retry-after", b"2")]
+    assert MethodNotAllowed("GET", "/x", ["POST", "PUT"]).headers() == [(b"allow", b"POST, PUT")]

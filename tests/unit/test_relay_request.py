@@ -25,9 +25,12 @@ def body_of(fields: dict[str, object]) -> Body:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"", "not valid JSON"),
-        (b'{"a": ', "not valid JSON: Input data was truncated"),
-        (b'{"a": 1,}', "byte"),
+        (b"", r"not valid JSON: Input data was truncated at line 1, column 1 \(byte 0\)"),
+        (b'{"a": ', r"not valid JSON: Input data was truncated at line 1, column 7 \(byte 6\)"),
+        (b'{"a": 1,}', r"trailing comma in object at line 1, column 9 \(byte 8\)"),
+        (b'{\n "a": 1,\n "b" 2\n}', r"expected ':' at line 3, column 6 \(byte 16\)"),
+        (b'{"\xff": 1}', "Invalid UTF-8 encoded string at line 1"),
+        (b'{"a": 1} x', r"trailing characters at line 1, column 11 \(byte 10\)"),
         (b"[1]", "must be a JSON object"),
         (b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}", "nested too deeply"),
     ],
@@ -39,11 +42,37 @@ def test_a_bad_body_says_what_is_wrong(body: bytes, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("parsed", "param"),
-    [({"model": 3}, "model"), ({"stream": "yes"}, "stream"), ({"stream_options": []}, "stream_options")],
+    [
+        ({"model": 3}, "model"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": []}, "stream_options"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ],
 )
 def test_a_wrong_type_names_its_field(parsed: dict[str, object], param: str) -> None:
     with pytest.raises(BadRequest) as raised:
         read_fields(body_of(parsed))
+    assert raised.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"stream":true,"x":{},"stream":false}', "stream"),
+        (b'{"model":"a", "messages":[], "model" : "b"}', "model"),
+        (b'{"stream":true,"str\\u0065am":false}', None),
+        (b'{"model":"a","tools":[{"model":"b"}]}', None),
+        (b'{"model":"a","x":1,"x":2}', None),
+        (b'{"model":"a","x":"\xff","model":"b"}', None),
+    ],
+)
+def test_a_field_that_is_read_is_there_once(body: bytes, param: str | None) -> None:
+    """What the gateway does not read is not its business, and of escaped names the last one counts."""
+    if param is None:
+        parse_object(body)
+        return
+    with pytest.raises(BadRequest, match="more than once") as raised:
+        parse_object(body)
     assert raised.value.param == param
 
 
@@ -100,7 +129,7 @@ def test_a_large_body_of_small_things_is_not_built() -> None:
 def user_of(
     body: dict[str, object], *headers: tuple[bytes, bytes], named: str = "X-TokenFlow-User"
 ) -> str | None:
-    return read_reader(headers, body_of(body), user_header=named).user
+    return read_reader(headers, body_of(body).get("user"), user_header=named).user
 
 
 def test_the_header_names_the_reader_or_else_the_body_does() -> None:

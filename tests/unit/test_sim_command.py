@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tokenflow_bench import costs
-from tokenflow_bench.bound import fluid_limit, least_ttft_s, least_work_s
+from tokenflow_bench import costs, kept, pool
+from tokenflow_bench.bound import fluid_limit, least_ttft_p99_s, least_ttft_s, least_work_s
 from tokenflow_bench.calibrate.machine import toml_entry
 from tokenflow_bench.cases import BOUND, Case
 from tokenflow_bench.costs import MACHINES
 from tokenflow_bench.crowds import crowd
+from tokenflow_bench.kept import Kept
 from tokenflow_bench.pool import run_all
+from tokenflow_bench.recorded import Recorded
+from tokenflow_bench.report.groups import places_of, sections_of
 from tokenflow_bench.setups import SETUPS
 from tokenflow_bench.sim import sim
 from tokenflow_bench.simulator import Part, simulate
@@ -144,12 +148,32 @@ def test_the_fluid_limit_of_an_overload_by_hand() -> None:
     assert fluid_limit(FLAT, replace(workload, rate=np.full(20, capacity / 40))).wait_mean_s == 0.0
 
 
+def test_readers_slow_the_prefills_after_theirs() -> None:
+    """Two prompts of 10 ms. During the second one the first reader takes 10.5 % of the engine, and soon more.
+
+    50 (0.001 + (1e-6 + 0.010 / 1000) (100 + 50 u)) of it u seconds on.
+    """
+    burst = requests(0.0, 0.0, rate=50.0)
+    seconds = 0.010 / (1 - 0.105)
+    assert least_ttft_p99_s(FLAT, burst) == pytest.approx(0.010 + seconds + 0.005, abs=1e-4)
+    assert fluid_limit(FLAT, burst).ttft_p99_s == least_ttft_p99_s(FLAT, burst)
+    assert fluid_limit(FLAT, requests(0.0, 1.0)).ttft_p99_s is None
+
+
+def test_who_reads_faster_than_the_engine_writes_lets_nobody_in_before_the_end() -> None:
+    """1,000 tokens a second take 2.1 of the engine, for the 0.1 s that the answer lasts."""
+    assert least_ttft_p99_s(FLAT, requests(0.0, 0.0, rate=1000.0)) == pytest.approx(
+        0.010 + 0.1 + 0.010 + 0.005, abs=1e-6
+    )
+
+
 @pytest.mark.parametrize("policy", ["stock", "andes", "tokenflow", "adaptive"])
 def test_no_policy_beats_the_limit_on_a_burst(policy: str) -> None:
     limit = Case(setup="tiny-burst", load=1.2, policy=BOUND, seed=1).run()["figures"]
     figures = Case(setup="tiny-burst", load=1.2, policy=policy, seed=1).run()["figures"]
     assert figures["raw_tokens_per_s"] <= limit["raw_tokens_per_s"]
     assert figures["ttft_mean_s"] >= limit["ttft_mean_s"]
+    assert figures["ttft_p99_s"] >= limit["ttft_p99_s"] or figures["stall_free_share"] < 1
 
 
 def test_the_same_case_gives_the_same_figures_on_any_number_of_cores() -> None:
@@ -161,6 +185,27 @@ def test_the_same_case_gives_the_same_figures_on_any_number_of_cores() -> None:
     once = run_all(cases, jobs=1, say=print)
     assert run_all(cases, jobs=2, say=print) == once
     assert once[0] != once[1], "another seed is another run"
+
+
+def test_what_was_interrupted_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A case that is done is not run again, unless the code has changed; half a line is no result."""
+    done, other = (Case(setup="tiny-burst", load=0.5, policy=BOUND, seed=seed) for seed in (1, 2))
+    path = tmp_path / "kept.jsonl"
+    (first,) = run_all([done], jobs=1, say=print, kept=Kept(path))
+    path.write_text(path.read_text() + '{"code": "hal')
+    ran: list[Case] = []
+    monkeypatch.setattr(pool, "_run", lambda case: ran.append(case) or case.run())
+    said: list[str] = []
+    both = run_all([other, done], jobs=1, say=said.append, kept=Kept(path))
+    assert (ran, both[1]) == ([other], first)
+    assert said == ["1 of them are done already"]
+    monkeypatch.setattr(kept, "_code", lambda: "of another day")
+    run_all([done], jobs=1, say=print, kept=(again := Kept(path)))
+    assert ran == [other, done]
+    again.forget()
+    assert not path.exists()
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -205,6 +250,81 @@ def test_a_set_up_runs_on_a_calibrated_machine(tmp_path: Path) -> None:
     refused = CliRunner().invoke(sim, ["--setup", "4090-a", "--policy", "stock", "--machines", str(two)])
     assert refused.exit_code == 2
     assert "needs a [4090]" in refused.output
+
+
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:15:{second:02d},{prompt},40\n" for second, prompt in enumerate([60, 5000, 60, 60, 60])
+)
+
+
+def simulated_trace(tmp_path: Path, text: str, *arguments: str) -> tuple[Any, str]:
+    """The document and what was said."""
+    path, out = tmp_path / "mine.v2.csv", tmp_path / "out.json"
+    path.write_text(text)
+    given = [
+        "--trace",
+        str(path),
+        "--machine",
+        "laptop-tiny",
+        "--policy",
+        "stock",
+        "--seed",
+        "1",
+        "--jobs",
+        "1",
+    ]
+    result = CliRunner().invoke(sim, [*given, "--out", str(out), *arguments])
+    assert result.exit_code == 0, result.output
+    return json.loads(out.read_text()), result.output
+
+
+def test_a_trace_is_replayed_at_its_own_pace(tmp_path: Path) -> None:
+    """What is longer than the memory is left out, and that is said; the last request comes after 4 s."""
+    document, said = simulated_trace(tmp_path, TRACE)
+    (case,) = document["cases"]
+    assert (case["setup"], case["figures"]["streams"], case["figures"]["whole"]) == ("mine", 4, 4)
+    assert 4.0 < case["figures"]["makespan_s"] < 6.0
+    assert "1 requests left out: longer than the memory of laptop-tiny" in said
+    assert "mine, its own pace" in said
+    twice = simulated_trace(tmp_path, TRACE, "--faster", "2", "--policy", "bound")[0]
+    assert 2.0 < twice["cases"][0]["figures"]["makespan_s"] < 4.0
+    assert places_of(twice, sections_of(twice)[0])[0].name == "mine, 2x its pace"
+
+
+def test_a_trace_comes_at_the_load_that_is_asked_for(tmp_path: Path) -> None:
+    document, said = simulated_trace(tmp_path, TRACE, "--load", "0.5", "--end", "10", "--streams", "4")
+    recorded = Recorded(path=str(tmp_path / "mine.v2.csv"), end_s=10.0, streams=4)
+    machine = MACHINES["laptop-tiny"]
+    work = recorded.workload(machine, 0.5, seed=1)
+    assert len(work) == document["cases"][0]["figures"]["streams"] == 3
+    assert least_work_s(machine, work) / float(work.arrived[-1]) == pytest.approx(0.5)
+    assert "mine, load 0.5" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "words"),
+    [
+        (TRACE, "--setup 4090-a", "not both"),
+        (TRACE, "--machine nowhere", "no 'nowhere'"),
+        (TRACE, "--begin 100", "no answered request between"),
+        ("what is this", "", "none of"),
+        (
+            '[{"conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": "hello"}]}]',
+            "",
+            "no times",
+        ),
+        (TRACE.replace(",60,", ",6000,"), "--machine laptop-tiny", "no request fits"),
+        (TRACE, "--load 1 --streams 1", "no pace gives a load"),
+    ],
+)
+def test_a_trace_that_cannot_be_replayed_is_one_line(
+    tmp_path: Path, text: str, arguments: str, words: str
+) -> None:
+    (path := tmp_path / "trace").write_text(text)
+    result = CliRunner().invoke(sim, ["--trace", str(path), "--policy", "stock", *arguments.split()])
+    assert result.exit_code in (1, 2)
+    assert words in result.output
+    assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,16 @@ class Scripted:
         return plan
 
 
+def test_late_tokens_come_when_the_next_pass_is_over() -> None:
+    """Passes end at 15, 25 and 35 ms, and then nothing is to do: the last token is sent at once."""
+    work = Workload.of(np.array([0.0, 1.0]), np.full(2, 100), np.full(2, 3), np.full(2, 20.0))
+    punctual, late = run(work), run(work, replace(SMALL, late_tokens=True))
+    np.testing.assert_allclose(punctual.streams.token_s(0), [0.015, 0.025, 0.035])
+    np.testing.assert_allclose(late.streams.token_s(0), [0.025, 0.035, 0.035])
+    np.testing.assert_allclose(late.streams.token_s(1), [1.025, 1.035, 1.035], atol=0.002)
+    assert late.duration_s == punctual.duration_s
+
+
 def test_one_stream_takes_its_prefill_and_its_steps() -> None:
     outcome = run(requests(1, arrived=1.0))
     assert first_s(outcome) == pytest.approx(1.0 + 0.005 + 0.010)

@@ -1,48 +1,27 @@
-"""The event splitter: right at every split, whatever the line ends, against a slow reference parser."""
+"""The event splitter: right at every split, whatever the line ends, against the words of the standard."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.transcripts import Transcript, load, streams
+from support.whatwg import BOM, Dispatched, dispatched
 from tokenflow_gateway.relay.sse import Event, SSEError, SSEReader, is_done
 
 STREAMS = streams()
 LINE_ENDS = {"lf": b"\n", "crlf": b"\r\n", "cr": b"\r"}
-BOM = b"\xef\xbb\xbf"
 FIELDS = [b"data: x", b"data:y", b"data", b"event: e", b": c", b"id: 1", b"data: \xc3\xa9"]
 PIECES = [*FIELDS, BOM, b"\n", b"\r", b"\r\n", b"\n\n", b":", b" "]
 
 
-class Parsed(NamedTuple):
-    """What a client is to see of one event."""
-
-    name: bytes
-    data: bytes
-
-
-def reference(stream: bytes) -> list[Parsed]:
-    """The WHATWG algorithm, line by line over the whole stream; an event cut off at the end counts."""
-    text = re.sub(rb"\r\n|\r", b"\n", stream.removeprefix(BOM))
-    events, name, data = [], b"", []
-    for line in [*text.split(b"\n"), b""]:
-        field, _, value = line.partition(b":")
-        value = value[1:] if value[:1] == b" " else value
-        if line == b"":
-            events += [Parsed(name, b"\n".join(data))] if data else []
-            name, data = b"", []
-        elif field == b"data":
-            data.append(value)
-        elif field == b"event":
-            name = value
-    return events
+def reference(stream: bytes) -> list[Dispatched]:
+    """What the standard has a client see, and what the end cuts off."""
+    return dispatched(stream, cut_off_counts=True)
 
 
 def split_at(stream: bytes, positions: Iterable[int]) -> Iterator[bytes]:
@@ -57,11 +36,11 @@ def read_events(reads: Iterable[bytes]) -> list[Event]:
     return events + reader.end()
 
 
-def parsed(events: Iterable[Event]) -> list[Parsed]:
-    return [Parsed(event.event, event.data) for event in events if event.has_data]
+def parsed(events: Iterable[Event]) -> list[Dispatched]:
+    return [Dispatched(event.event, event.data) for event in events if event.has_data]
 
 
-def read(stream: bytes, *positions: int) -> list[Parsed]:
+def read(stream: bytes, *positions: int) -> list[Dispatched]:
     return parsed(read_events(split_at(stream, positions)))
 
 
@@ -88,7 +67,7 @@ def test_the_reference_parser_sees_the_recorded_events() -> None:
     """The measure of all tests below is itself right about a recording that a person has read."""
     events = reference(load("chat_stream").data)
     assert len(events) == 10
-    assert events[-1] == Parsed(b"", b"[DONE]")
+    assert events[-1] == Dispatched(b"", b"[DONE]")
     assert b'"content":" Paris"' in events[6].data
     assert reference(load("messages_stream").data)[0].name == b"message_start"
 
@@ -190,23 +169,23 @@ def test_a_crlf_cut_in_half_stays_with_its_event() -> None:
 @pytest.mark.parametrize(
     ("block", "expected"),
     [
-        (b"data: x\n\n", Parsed(b"", b"x")),
-        (b"data:x\n\n", Parsed(b"", b"x")),
-        (b"data:  x\n\n", Parsed(b"", b" x")),
-        (b"data\n\n", Parsed(b"", b"")),
-        (b"data: \n\n", Parsed(b"", b"")),
-        (b"data: 1\ndata: 2\n\n", Parsed(b"", b"1\n2")),
-        (b"data: a: b\n\n", Parsed(b"", b"a: b")),
-        (b"event: e\ndata: 1\n\n", Parsed(b"e", b"1")),
-        (b"event: e\nevent: f\ndata: 1\n\n", Parsed(b"f", b"1")),
-        (b": c\nid: 7\nretry: 5\ndata: 1\n\n", Parsed(b"", b"1")),
-        (b"\n\ndata: 1\n\n", Parsed(b"", b"1")),
+        (b"data: x\n\n", Dispatched(b"", b"x")),
+        (b"data:x\n\n", Dispatched(b"", b"x")),
+        (b"data:  x\n\n", Dispatched(b"", b" x")),
+        (b"data\n\n", Dispatched(b"", b"")),
+        (b"data: \n\n", Dispatched(b"", b"")),
+        (b"data: 1\ndata: 2\n\n", Dispatched(b"", b"1\n2")),
+        (b"data: a: b\n\n", Dispatched(b"", b"a: b")),
+        (b"event: e\ndata: 1\n\n", Dispatched(b"e", b"1")),
+        (b"event: e\nevent: f\ndata: 1\n\n", Dispatched(b"f", b"1")),
+        (b": c\nid: 7\nretry: 5\ndata: 1\n\n", Dispatched(b"", b"1")),
+        (b"\n\ndata: 1\n\n", Dispatched(b"", b"1")),
     ],
 )
-def test_fields(block: bytes, expected: Parsed) -> None:
+def test_fields(block: bytes, expected: Dispatched) -> None:
     """One block, by the rules of the standard."""
     (event,) = read_events([block])
-    assert Parsed(event.event, event.data) == expected == reference(block)[0]
+    assert Dispatched(event.event, event.data) == expected == reference(block)[0]
     assert event.has_data
     assert not event.is_comment
 

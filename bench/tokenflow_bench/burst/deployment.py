@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 import urllib.error
@@ -15,12 +16,14 @@ from typing import Any
 from support.gateway_process import GatewayProcess
 from support.real_engine import RealEngine, wait_until
 from tokenflow_bench.burst.cores import Cores, pin, pin_engine, this_process
+from tokenflow_bench.burst.others import group_cpu_s, process_cpu_s
 
 __all__ = ["STOCK", "Deployment", "NoSuchPolicyError", "deployed", "parse_counters"]
 
 STOCK = "fcfs"
 """The policy under which the plugin leaves scheduling to SGLang."""
 _IDLE_S = 30.0
+_LAST_LINES = 4
 _COUNTER = re.compile(r"^(tokenflow_engine_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _COUNTED = (
     *("_total", "errors", "preemptions", "departures", "bytes", "plan"),
@@ -64,6 +67,11 @@ class Deployment:
             counters = parse_counters(answer.read().decode())
         return counters | {"retracted": sum(map(float, _RETRACTED.findall(self._engine.log())))}
 
+    def cpu_s(self) -> float:
+        """CPU seconds so far of engine, gateway and this process."""
+        pids = (self._gateway.pid, os.getpid())
+        return group_cpu_s(self._engine.pid) + sum(map(process_cpu_s, pids))
+
     def _flush(self) -> bool:
         """False while the engine still holds something."""
         try:
@@ -77,7 +85,7 @@ class Deployment:
 def deployed(
     model: Path, flags: Sequence[str], *, cores: Cores, env: Mapping[str, str] | None = None
 ) -> Iterator[Deployment]:
-    """Start both, and put them and this process on their cores."""
+    """Start both, and put them and this process on their cores. What fails then gets their last words."""
     this_process(cores.all)  # children start where their parent is, and starting takes all there is
     with (
         tempfile.TemporaryDirectory(prefix="tokenflow-bench-") as folder,
@@ -88,7 +96,16 @@ def deployed(
         pin(gateway.pid, cores.others)
         this_process(cores.others)
         wait_until(lambda: bool(gateway.engine()["linked"]), timeout_s=10, what="gateway and plugin linked")
-        yield Deployment(engine, gateway)
+        try:
+            yield Deployment(engine, gateway)
+        except Exception as error:  # the logs go with their folders
+            error.add_note(f"the gateway's last words:\n{_last_words(gateway.log_path.read_text())}")
+            error.add_note(f"the engine's last words:\n{_last_words(engine.log())}")
+            raise
+
+
+def _last_words(log: str) -> str:
+    return "\n".join(log.splitlines()[-_LAST_LINES:])
 
 
 def parse_counters(text: str) -> dict[str, float]:

@@ -8,7 +8,6 @@ after the other, the next pair in the other order: what the machine does meanwhi
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 import urllib.error
@@ -26,6 +25,7 @@ from support.gateway_process import GatewayProcess
 from support.real_engine import RealEngine, wait_until
 from tokenflow_bench.burst.capacity import middle_rate
 from tokenflow_bench.burst.cores import Cores, pin, pin_engine, this_process
+from tokenflow_bench.burst.others import group_cpu_s
 from tokenflow_bench.burst.rounds import run_async
 from tokenflow_bench.burst.setups import Setup
 from tokenflow_bench.burst.turns import turns
@@ -46,7 +46,6 @@ _READS = 0.5
 _HORIZON_S = 240.0
 _REST_S = 3.0
 """Without requests, to see what an idle engine burns."""
-_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +92,9 @@ class _Side:
     def rest(self) -> float:
         """Wait until nothing runs, forget cached prefixes; cores burnt in a moment without requests."""
         wait_until(self._flush, timeout_s=60, what="nothing runs", every_s=0.1)
-        before = _cpu_s(self.engine.pid)
+        before = group_cpu_s(self.engine.pid)
         time.sleep(_REST_S)
-        return (_cpu_s(self.engine.pid) - before) / _REST_S
+        return (group_cpu_s(self.engine.pid) - before) / _REST_S
 
     def _flush(self) -> bool:
         request = urllib.request.Request(f"{self.engine.base_url}/flush_cache", data=b"")  # noqa: S310
@@ -201,19 +200,6 @@ def _side(name: str, setup: Setup, kv_tokens: int, cores: Cores, env: Mapping[st
 def _model(url: str) -> str:
     with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as answer:  # noqa: S310 - our own program
         return str(json.load(answer)["data"][0]["id"])
-
-
-def _cpu_s(group: int) -> float:
-    """CPU seconds of an engine's processes so far."""
-    total = 0.0
-    for path in Path("/proc").iterdir():
-        try:
-            if path.name.isdecimal() and os.getpgid(int(path.name)) == group:
-                fields = (path / "stat").read_text().rpartition(")")[2].split()
-                total += _TICK_S * (int(fields[11]) + int(fields[12]))
-        except (ProcessLookupError, FileNotFoundError):
-            continue
-    return total
 
 
 def terminal(tables: list[dict[str, Any]]) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tokenflow_bench.burst import others
 from tokenflow_bench.burst.cores import Cores
 from tokenflow_bench.burst.deployment import STOCK, deployed
+from tokenflow_bench.burst.others import MAX_OTHERS
 from tokenflow_bench.burst.rounds import run_async
 from tokenflow_bench.burst.setups import PAGE_TOKENS, SETUPS
 from tokenflow_bench.calibrate.fit import Costs
 from tokenflow_bench.calibrate.machine import calibrated
 from tokenflow_bench.calibrate.runs import calibrate
 from tokenflow_bench.costs import MACHINES, Machine
+from tokenflow_bench.load.cli import MAX_LAG_MS
 from tokenflow_bench.load.driver import Client
 
 __all__ = ["calibrated_setup"]
@@ -25,10 +28,13 @@ def calibrated_setup(
     seed: int,
     say: Callable[[str], None],
     threads: int | None = None,
+    max_lag_ms: float = MAX_LAG_MS,
+    max_others: float = MAX_OTHERS,
 ) -> Machine:
     """`laptop-NAME` with costs measured here, under the stock policy. `kv_tokens` by default the set-up's.
 
-    Raises `RuntimeError` and `ValueError` as `calibrate` does.
+    Raises `RuntimeError` and `ValueError` as `calibrate` does, and if other programs took more than
+    `max_others` cores.
     """
     setup, like = SETUPS[name], MACHINES[f"laptop-{name}"]
     kv_tokens = kv_tokens or setup.kv_tokens
@@ -38,11 +44,20 @@ def calibrated_setup(
         deployment.settle()
         deployment.use(STOCK)
         client = Client(url=deployment.url, model=deployment.model)
+        beside = others.Others(deployment.cpu_s)
         costs: Costs = run_async(
             calibrate(
-                client, kv_tokens=kv_tokens, max_running=setup.max_running, seed=seed, rounds=rounds, say=say
+                client,
+                kv_tokens=kv_tokens,
+                max_running=setup.max_running,
+                seed=seed,
+                rounds=rounds,
+                say=say,
+                max_lag_ms=max_lag_ms,
             )
         )
+        if words := others.objection(beside.cores(), most=max_others):
+            raise RuntimeError(f"not to be used: {words}")
     facts = {"kv_tokens": kv_tokens, "page_tokens": PAGE_TOKENS, "max_running": setup.max_running}
     machine = calibrated(
         like,

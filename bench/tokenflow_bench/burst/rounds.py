@@ -10,6 +10,7 @@ from typing import Any
 
 import uvloop
 
+from tokenflow_bench.burst import others
 from tokenflow_bench.burst.deployment import Deployment
 from tokenflow_bench.burst.pausing import pausing_figures
 from tokenflow_bench.burst.places import Places
@@ -23,7 +24,7 @@ from tokenflow_bench.workload import Workload
 __all__ = ["Rounds", "requests_of", "run_async"]
 
 _TRIES = 3
-"""For a run whose driver was late, before its figures are kept as not to be trusted."""
+"""For a run with an objection, before its figures are kept as not to be trusted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +39,8 @@ class Rounds:
     horizon_s: float
     target_s: float
     max_lag_ms: float
+    max_others: float
+    """Cores that other programs may take."""
     say: Callable[[str], None]
 
     def run(self, deployment: Deployment) -> dict[str, list[dict[str, Any]]]:
@@ -75,11 +78,11 @@ class Rounds:
         )
         mark = f"round {number} "  # the same text for all cases: greedy answers are then as long
         asks = asks_of(self.workload(number), seed=number, mark=mark)
-        before = deployment.counters()
+        before, beside = deployment.counters(), others.Others(deployment.cpu_s)
         places = Places(deployment.url)
         with places if any(ask.person.pauses() for ask in asks) else nullcontext():
             run: Drive = run_async(drive(client, asks, horizon_s=self.horizon_s))
-        after = deployment.counters()
+        others_cores, after = beside.cores(), deployment.counters()
         summary = summarise(
             run.logs, horizon_s=self.horizon_s, window_s=self.window_s, target_s=self.target_s
         )
@@ -95,11 +98,12 @@ class Rounds:
                 target_s=self.target_s,
             ),
             "engine": {name: value - before.get(name, 0.0) for name, value in after.items()},
-            "driver": run.overhead.document(),
+            "driver": run.overhead.document() | {"others_cores": others_cores},
             "reports": {str(status): count for status, count in run.report_statuses.items()},
             "requests": requests_of(run.logs),
             "errors": sorted({log.error for log in run.logs if log.error})[:5],
-            "objection": run.overhead.objection(max_lag_ms=self.max_lag_ms),
+            "objection": run.overhead.objection(max_lag_ms=self.max_lag_ms)
+            or others.objection(others_cores, most=self.max_others),
         }
 
 

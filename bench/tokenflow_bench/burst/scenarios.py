@@ -48,6 +48,7 @@ class Plan:
     seed: int
     target_s: float
     max_lag_ms: float
+    max_others: float
     kv_tokens: int | None
     threads: int | None
     say: Callable[[str], None]
@@ -189,6 +190,7 @@ class _Site:
             horizon_s=4 * least_s + 30,
             target_s=plan.target_s,
             max_lag_ms=plan.max_lag_ms,
+            max_others=plan.max_others,
             say=plan.say,
         )
         return {

@@ -45,8 +45,10 @@ def calibrated(like: Machine, costs: Costs, *, name: str, source: str, facts: Ma
         step_per_context_token_s=costs.step_per_context_token_s,
         prefill_base_s=costs.prefill_base_s,
         prefill_per_token_s=costs.prefill_per_token_s,
+        late_tokens=costs.is_late,
         quality=f"fitted to {costs.passes} passes ({costs.prefills} prefills), "
-        f"{100 * costs.error:.1f} % mean error of a pass; copies as {like.name}",
+        f"{100 * costs.error:.1f} % mean error of a pass; tokens come "
+        f"{'a pass late' if costs.is_late else 'at once'}; copies as {like.name}",
         source=source,
         **facts,
     )
@@ -62,7 +64,9 @@ def toml_entry(machine: Machine) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _toml(value: str | float) -> str:
+def _toml(value: str | float | bool) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -15,6 +15,7 @@ import click
 
 from tokenflow_bench import environment
 from tokenflow_bench.cases import Case
+from tokenflow_bench.kept import Kept
 from tokenflow_bench.paper.goals import verdicts
 from tokenflow_bench.paper.sections import SECTIONS, Section, cases_of
 from tokenflow_bench.pool import run_all
@@ -30,21 +31,27 @@ _NAMES = [section.name for section in SECTIONS]
 
 @click.command()
 @click.option("--section", "names", multiple=True, type=click.Choice(_NAMES), help="By default all.")
-@click.option("--seed", "seeds", multiple=True, type=int, default=[1, 2, 3], show_default=True)
+@click.option("--seed", "seeds", multiple=True, type=int, default=[1, 2, 3, 4, 5], show_default=True)
 @click.option("--jobs", type=click.IntRange(min=1), default=min(os.cpu_count() or 1, 2), show_default=True)
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="By default bench/out/paper.json."
 )
 @click.option("--no-page", is_flag=True, help="Leave docs/results.md and its pictures alone.")
 def main(*, names: Sequence[str], seeds: Sequence[int], jobs: int, out: Path | None, no_page: bool) -> None:
-    """Simulate the paper's set-ups and what lies beyond it; all sections write docs/results.md."""
+    """Simulate the paper's set-ups and what lies beyond it; all sections write docs/results.md.
+
+    What is interrupted goes on where it stopped, as long as simulator and policies remain the same.
+    """
     sections = [section for section in SECTIONS if not names or section.name in names]
     began = time.monotonic()
-    document = _measured(sections, seeds, jobs)
-    took_s = time.monotonic() - began
     path = out or _ROOT / _OUT / "paper.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+    kept = Kept(path.with_suffix(".partial.jsonl"))
+    document = _measured(sections, seeds, jobs, kept)
+    took_s = time.monotonic() - began
     path.write_text(json.dumps(document) + "\n")
+    if len(sections) == len(SECTIONS):
+        kept.forget()
     click.echo(f"{len(document['cases'])} runs in {took_s / 60:.1f} min; wrote {path}")
     if document["goals"]:
         click.echo(f"\n{goals_table(document).text()}")
@@ -56,14 +63,14 @@ def main(*, names: Sequence[str], seeds: Sequence[int], jobs: int, out: Path | N
             click.echo(f"wrote {written}")
 
 
-def _measured(sections: Sequence[Section], seeds: Sequence[int], jobs: int) -> dict[str, Any]:
+def _measured(sections: Sequence[Section], seeds: Sequence[int], jobs: int, kept: Kept) -> dict[str, Any]:
     by_section = {
         section.name: cases_of(section, seeds[:1] if section.name == "timelines" else seeds)
         for section in sections
     }
     cases = list(dict.fromkeys(case for some in by_section.values() for case in some))
     click.echo(f"{len(cases)} runs on {jobs} {'cores' if jobs > 1 else 'core'}")
-    results = run_all(cases, jobs=jobs, say=click.echo)
+    results = run_all(cases, jobs=jobs, say=click.echo, kept=kept)
     number = {case: position for position, case in enumerate(cases)}
 
     def figures_of(case: Case) -> dict[str, Any]:

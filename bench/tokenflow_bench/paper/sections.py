@@ -44,15 +44,16 @@ def _paper(seed: int) -> Iterator[Case]:
 def _rates(seed: int) -> Iterator[Case]:
     for setup, rate, policy in product(("4090-qwen-a", "h200-a"), (15.0, 25.0, 30.0), _SOME):
         yield Case(setup=setup, rates=((rate, 1.0),), policy=policy, seed=seed)
-    for machine, letter, policy in product(("4090-qwen", "h200"), "abcd", _SOME):
-        yield Case(setup=f"{machine}-{letter}", rates=_MIXED_RATES, policy=policy, seed=seed)
+    mixed = (*(f"4090-qwen-{letter}" for letter in "abcd"), "h200-a", "h200-c")
+    for setup, policy in product(mixed, _SOME):
+        yield Case(setup=setup, rates=_MIXED_RATES, policy=policy, seed=seed)
 
 
 def _tokenflow(seed: int) -> Iterator[Case]:
     intervals = [f"tokenflow:interval_s={interval}" for interval in (0.25, 0.5, 1.0, 1.5)]
     margins = [f"tokenflow:conservativeness={mu}" for mu in (1.0, 1.5, 2.0, 3.0)]
-    for setup, policy in product(("4090-qwen-b", "h200-b"), (*intervals, *margins)):
-        yield Case(setup=setup, rates=_PAPER_RATE, policy=policy, seed=seed)
+    for policy in (*intervals, *margins):
+        yield Case(setup="4090-qwen-b", rates=_PAPER_RATE, policy=policy, seed=seed)
 
 
 def _ablation(seed: int) -> Iterator[Case]:
@@ -65,8 +66,8 @@ def _ablation(seed: int) -> Iterator[Case]:
 
 
 def _load(seed: int) -> Iterator[Case]:
-    setups = ("4090-a", "4090-human", "4090-poisson", "4090-gamma", "h200-gamma", "4090-azure")
-    policies = (*_STOCK, "andes", "tokenflow", "adaptive", BOUND)
+    setups = ("4090-a", "4090-human", "4090-gamma", "h200-gamma", "4090-azure")
+    policies = ("stock", "andes", "tokenflow", "adaptive", BOUND)
     for setup, load, policy in product(setups, _SWEEP, policies):
         yield Case(setup=setup, load=load, policy=policy, seed=seed)
 
@@ -104,7 +105,10 @@ SECTIONS = (
     Section(
         name="goals",
         title="Goals",
-        words="What was to be reached against stock SGLang, and whether it was.",
+        words="What was to be reached against stock SGLang with its default flags, and whether it was: "
+        "medians of the ratios of runs with one seed. (honest): the first figure that was set is reached, "
+        "not the ambitious one. Limit: the fluid limit, of TTFT for readers who never wait; no policy is "
+        "beyond it.",
         cases=goal_cases,
     ),
     Section(

@@ -65,6 +65,10 @@ def command_of(document: Document, section: Mapping[str, Any]) -> str:
 def _condition(case: Mapping[str, Any]) -> str:
     if "load" in case:
         words = f"load {case['load']:g}"
+    elif "recorded" in case:
+        words = (
+            "its own pace" if case["recorded"]["faster"] == 1 else f"{case['recorded']['faster']:g}x its pace"
+        )
     elif len(case["rates"]) == 1:
         words = f"{case['rates'][0][0]:g} tok/s"
     else:

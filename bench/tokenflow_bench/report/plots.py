@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,44 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.style import context
 
+from tokenflow_bench.report.drawing import STYLE, Plot, as_plot, colour_of, grid
 from tokenflow_bench.report.groups import Place, command_of, places_of, sections_of
 
 __all__ = ["Plot", "plots_of"]
 
-_COLOURS = {
-    "stock": "#8a8a8a",
-    "stock+mixed": "#bdbdbd",
-    "andes-offload": "#f2b379",
-    "andes": "#e07b00",
-    "tokenflow": "#7a4fbf",
-    "adaptive": "#00806a",
-    "bound": "#222222",
-}
-_STYLE: dict[str, Any] = {
-    "font.size": 9.0,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "legend.frameon": False,
-    "figure.dpi": 110.0,
-    "svg.hashsalt": "tokenflow",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """One picture. `name` is its file's, `words` say what is seen, of which seeds and by which command."""
-
-    name: str
-    title: str
-    words: str
-    png: bytes
-
 
 def plots_of(document: Mapping[str, Any]) -> list[Plot]:
     """All that this result has the data for."""
-    with context(_STYLE):
+    with context(dict(STYLE)):
         return [plot for section in sections_of(document) for plot in _of(document, section)]
 
 
@@ -95,10 +64,10 @@ def _timelines(place: Place, stem: str, made: str) -> Iterator[Plot]:
     figure, axes = _figure(1)
     for policy, cases in place.cases.items():
         ttft = cases[0]["timeline"]["ttft_s"]
-        axes[0].step(ttft, np.arange(1, len(ttft) + 1) / len(ttft), color=_colour(policy), label=policy)
+        axes[0].step(ttft, np.arange(1, len(ttft) + 1) / len(ttft), color=colour_of(policy), label=policy)
     axes[0].set(xlabel="TTFT, s", ylabel="share of streams", xscale="log")
     axes[0].legend()
-    yield _plot(figure, f"ttft-{stem}", "Time to first token", f"Cumulative. {made}")
+    yield as_plot(figure, f"ttft-{stem}", "Time to first token", f"Cumulative. {made}")
 
 
 def _panels(
@@ -109,7 +78,7 @@ def _panels(
         draw(axis, cases[0]["timeline"])
         axis.set(title=policy, xlabel="s")
     axes[0].legend()
-    return _plot(figure, name, title, words)
+    return as_plot(figure, name, title, words)
 
 
 def _draw_tokens(axis: Axes, timeline: Mapping[str, Any]) -> None:
@@ -142,18 +111,18 @@ def _draw_engine(axis: Axes, timeline: Mapping[str, Any]) -> None:
 
 def _sweep(places: Sequence[Place], made: str) -> Plot:
     setups = list(dict.fromkeys(place.setup for place in places))
-    figure, table = _grid(2, len(setups))
+    figure, table = grid(2, len(setups))
     for column, setup in enumerate(setups):
         mine = [place for place in places if place.setup == setup]
         for policy in (policy for policy in mine[0].cases if policy != "bound"):
             loads = [place.load for place in mine]
             for axis, name in zip(table[:, column], ("wait_p99_s", "stall_free_share"), strict=True):
                 values = [place.figure(policy, name).median for place in mine]
-                axis.plot(loads, values, "o-", ms=3, color=_colour(policy), label=policy)
+                axis.plot(loads, values, "o-", ms=3, color=colour_of(policy), label=policy)
         table[0, column].set(title=setup, yscale="log", ylabel="wait P99, s" if not column else "")
         table[1, column].set(xlabel="load", ylim=(0, 1.05), ylabel="stall-free" if not column else "")
     table[0, 0].legend(fontsize=7)
-    return _plot(figure, "load", "Load", f"Wait = TTFT + stall. Medians over seeds. {made}")
+    return as_plot(figure, "load", "Load", f"Wait = TTFT + stall. Medians over seeds. {made}")
 
 
 def _pareto(places: Sequence[Place], made: str) -> Plot:
@@ -166,13 +135,13 @@ def _pareto(places: Sequence[Place], made: str) -> Plot:
             )
             if ttft is None or stall is None:
                 continue
-            axes[0].plot(max(ttft, 0.01), max(stall, 0.001), "o", ms=4, alpha=0.7, color=_colour(policy))
+            axes[0].plot(max(ttft, 0.01), max(stall, 0.001), "o", ms=4, alpha=0.7, color=colour_of(policy))
     for policy in places[0].cases:
         if policy != "bound":
-            axes[0].plot([], [], "o", ms=4, color=_colour(policy), label=policy)
+            axes[0].plot([], [], "o", ms=4, color=colour_of(policy), label=policy)
     axes[0].set(xscale="log", yscale="log", xlabel="TTFT mean, s", ylabel="stall mean, s (0.001: none)")
     axes[0].legend()
-    return _plot(
+    return as_plot(
         figure,
         "pareto",
         "First token against stalls",
@@ -181,7 +150,7 @@ def _pareto(places: Sequence[Place], made: str) -> Plot:
 
 
 def _ablation(places: Sequence[Place], made: str) -> Plot:
-    figure, table = _grid(3, len(places))
+    figure, table = grid(3, len(places))
     figures = (
         ("makespan_s", "completion, s"),
         ("wait_mean_s", "wait mean, s"),
@@ -192,32 +161,13 @@ def _ablation(places: Sequence[Place], made: str) -> Plot:
         words = ["adaptive, no gate" if "efficiency" in policy else policy for policy in policies]
         for axis, (name, title) in zip(table[:, column], figures, strict=True):
             values = [place.figure(policy, name).median or 0.0 for policy in policies]
-            axis.bar(words, values, color=[_colour(policy) for policy in policies])
+            axis.bar(words, values, color=[colour_of(policy) for policy in policies])
             axis.set_ylabel(title if not column else "")
             axis.tick_params(axis="x", rotation=90, labelbottom=axis is table[-1, column])
         table[0, column].set_title(place.name)
-    return _plot(figure, "ablation", "Ablation", f"Medians over seeds. {made}")
-
-
-def _colour(policy: str) -> str:
-    return _COLOURS.get(policy) or next(
-        (colour for name, colour in reversed(_COLOURS.items()) if policy.startswith(name)), "#444444"
-    )
+    return as_plot(figure, "ablation", "Ablation", f"Medians over seeds. {made}")
 
 
 def _figure(panels: int) -> tuple[Figure, Sequence[Axes]]:
-    figure, table = _grid(1, panels)
+    figure, table = grid(1, panels)
     return figure, list(table[0])
-
-
-def _grid(rows: int, columns: int) -> tuple[Figure, Any]:
-    width = 6.0 if columns == 1 else 2.6 * columns + 0.6
-    figure = Figure(figsize=(width, 3.2 if rows == 1 else 2.2 * rows), layout="constrained")
-    shared = rows == 1
-    return figure, figure.subplots(rows, columns, squeeze=False, sharex=shared, sharey=shared)
-
-
-def _plot(figure: Figure, name: str, title: str, words: str) -> Plot:
-    png = io.BytesIO()
-    figure.savefig(png, format="png", metadata={"Software": None})
-    return Plot(name, title, words, png.getvalue())

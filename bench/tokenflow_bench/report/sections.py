@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tokenflow_bench.report.groups import places_of
@@ -44,26 +44,21 @@ _WHOLE = {
 
 def whole_table(document: Mapping[str, Any], section: Mapping[str, Any]) -> Table:
     """All figures: medians over seeds, and their range."""
-    return _table(document, section, _WHOLE, ())
+    return _table(document, section, _WHOLE)
 
 
-def short_table(document: Mapping[str, Any], section: Mapping[str, Any], leave_out: Sequence[str]) -> Table:
-    """The story, without some policies."""
-    return _table(document, section, _SHORT, leave_out)
+def short_table(document: Mapping[str, Any], section: Mapping[str, Any]) -> Table:
+    """The story."""
+    return _table(document, section, _SHORT)
 
 
 def _table(
-    document: Mapping[str, Any],
-    section: Mapping[str, Any],
-    columns: Mapping[str, tuple[str, int]],
-    leave_out: Sequence[str],
+    document: Mapping[str, Any], section: Mapping[str, Any], columns: Mapping[str, tuple[str, int]]
 ) -> Table:
     rows = []
     for place in places_of(document, section):
         named = place.name
         for policy in place.cases:
-            if policy in leave_out:
-                continue
             cells = [spread(place.figure(policy, name), digits) for name, (_, digits) in columns.items()]
             rows.append([named, policy, *cells])
             named = ""

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenflow_bench.report.goals import goals_summary, goals_table
+from tokenflow_bench.report.drawing import Plot
+from tokenflow_bench.report.goals import goals_summary, goals_table, goals_words
 from tokenflow_bench.report.groups import command_of, sections_of
 from tokenflow_bench.report.page import head_line, html_page
-from tokenflow_bench.report.plots import Plot, plots_of
+from tokenflow_bench.report.plots import plots_of
 from tokenflow_bench.report.sections import short_table
 
 __all__ = ["TITLE", "write_plots", "write_report"]
 
 TITLE = "Results in simulation"
-_LEAVE_OUT: Mapping[str, Sequence[str]] = {"goals": ("tokenflow",), "load": ("stock+mixed",)}
 _ONLY_DRAWN = ("timelines",)
 _INTRO = """\
 Policies on simulated engines: discrete events, pass by pass, with the very policy objects that ship in the
@@ -60,12 +60,19 @@ def _markdown(document: Mapping[str, Any], plots: Sequence[Plot]) -> str:
             continue
         parts += [f"## {section['title']}", section["words"]]
         if section["name"] == "goals":
-            parts += [goals_summary(document), goals_table(document).markdown()]
+            parts += [
+                goals_summary(document),
+                goals_table(document).markdown(),
+                *_listed(goals_words(document)),
+            ]
         else:
-            leave_out = _LEAVE_OUT.get(section["name"], ())
-            parts.append(short_table(document, section, leave_out).markdown())
+            parts.append(short_table(document, section).markdown())
         parts.append(f"`{command_of(document, section)}`")
     parts.append("## Pictures")
     for plot in plots:
         parts += [f"### {plot.title}", f"![{plot.title}](img/{plot.name}.png)", plot.words]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
+
+
+def _listed(lines: Sequence[str]) -> list[str]:
+    return ["Why, where a goal is missed:\n\n" + "\n".join(f"- {line}" for line in lines)] if lines else []

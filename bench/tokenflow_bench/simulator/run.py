@@ -133,6 +133,8 @@ class _Run:
         self.without, self.sample_s = without, sample_s
         self.samples: list[Sample] = []
         self.sample_at = 0.0
+        self.spans: list[tuple[float, float]] = []
+        """When each pass began and ended."""
         self.events = Events()
         self.device = Device(machine, self.streams, self.events, overlap=Part.OVERLAP not in without)
         self.reserve = Reserve()
@@ -183,6 +185,9 @@ class _Run:
                 self.now = max(later, self.now + _IDLE_S)
                 self._change_paces()
         self.device.check_integrity()
+        if self.machine.late_tokens and self.spans:
+            begins, ends = np.array(self.spans).T
+            self.streams.send_late(begins, ends)
         return Outcome(
             streams=self.streams,
             duration_s=self.now,
@@ -391,6 +396,7 @@ class _Run:
         streams, device = self.streams, self.device
         until = self.now + work.seconds
         self.passes += 1
+        self.spans.append((self.now, until))
         if self.now >= self.sample_at:
             self._sample()
         device.grow_by_one(work.decode)

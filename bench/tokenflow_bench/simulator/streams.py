@@ -12,6 +12,7 @@ __all__ = ["DONE", "FUTURE", "Streams"]
 Rows = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
+_AT_ONCE_S = 1e-9
 FUTURE, DONE = 100, 101
 """Phases that no policy sees."""
 
@@ -102,6 +103,16 @@ class Streams:
         """When each token of the row was generated, so far."""
         first = int(self._first_token[row])
         return self._token_at[first : first + int(self.generated[row])]
+
+    def send_late(self, begins: Floats, ends: Floats) -> None:
+        """Let each pass's tokens have come when the next one was over, if that began at once.
+
+        `begins`, `ends`: of all passes. Readers as policies saw them remain.
+        """
+        at_once = np.append(begins[1:] - ends[:-1] <= _AT_ONCE_S, False)
+        sent = np.where(at_once, np.append(ends[1:], np.inf), ends)
+        made = ~np.isnan(self._token_at)
+        self._token_at[made] = sent[np.searchsorted(ends, self._token_at[made])]
 
     def _clock_of(self, rows: Rows, now: float) -> Floats:
         return self._clock[rows] + self.factor[rows] * (now - self._clock_set[rows])

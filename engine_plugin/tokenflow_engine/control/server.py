@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import TextIO
 
 import msgspec
@@ -199,7 +200,7 @@ class LinkServer:
         dues = [self._stats_due, self._outbox.next_due() or self._stats_due]
         if now < self._active_until:
             dues.append(now + _COLLECT_EVERY_S)
-        return max(0, round((min(dues) - now) * 1000))
+        return max(0, ceil((min(dues) - now) * 1000))  # rounded down, it would spin for the rest
 
     def _turn(self) -> None:
         now = self._clock()

@@ -140,10 +140,10 @@ class StreamBook:
         now: float,
         declared_rate: float | None = None,
         opening: StreamOpened | None = None,
-    ) -> None:
+    ) -> bool:
         """A gateway owns `rid`. It learns the state at once if the engine knows the stream already.
 
-        `opening` is the whole message; without it only the rate is known.
+        `opening` is the whole message; without it only the rate is known. True if the engine has some of it.
         """
         self._tombstones.lift(rid)
         stream = self._streams.get(rid)
@@ -158,6 +158,7 @@ class StreamBook:
         self._reader_changed(stream)
         if stream.live or stream.ended:
             self._tell(stream, urgent=True)
+        return bool(stream.live)
 
     def consumed(self, reading: Reading, *, owner: Owner, now: float) -> None:
         """Where a reader is; `reading.at` in the caller's clock. Not for streams of another gateway."""

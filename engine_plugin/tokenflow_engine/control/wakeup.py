@@ -23,8 +23,11 @@ class Wakeup:
 
     def ring(self) -> None:
         """Make the descriptor readable."""
+        # Before the write, which lets the other thread run: it would poll and clear in vain until this one
+        # gets its turn again, after five milliseconds. And after it: a `clear` may have come too early.
+        self._has_rung = True
         os.eventfd_write(self._fd, 1)
-        self._has_rung = True  # after the write: a `clear` in between leaves the ring to the next one
+        self._has_rung = True
 
     def clear(self) -> None:
         """Make the descriptor unreadable until the next ring."""

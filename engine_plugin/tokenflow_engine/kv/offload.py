@@ -86,6 +86,8 @@ class OffloadStatistics:
     refused_tokens: int
     """Not written because the host pool was full."""
     reclaimed_tokens: int
+    ranks_lost: bool
+    """The ranks do not agree any more: nothing is copied."""
 
 
 @dataclass(slots=True)
@@ -118,8 +120,9 @@ class OffloadManager:
 
     `page_tokens` is the unit in which host memory is given out, independent of the device's pages. No more
     than about `ahead_s` seconds of copies are with the backend at a time. `common_s` makes of a time that
-    this rank measured one that all ranks know. With `verify`, each token's host copy is checksummed when
-    written and compared before it is loaded: slow, for tests of one rank.
+    this rank measured one that all ranks know; `ranks_lost` says whether they have ceased to agree. With
+    `verify`, each token's host copy is checksummed when written and compared before it is loaded: slow, for
+    tests of one rank.
     """
 
     def __init__(
@@ -129,10 +132,12 @@ class OffloadManager:
         page_tokens: int = 16,
         ahead_s: float = 0.02,
         common_s: Callable[[float], float] = float,
+        ranks_lost: Callable[[], bool] = bool,
         verify: bool = False,
     ) -> None:
         self._transfer = transfer
         self._common_s = common_s
+        self._ranks_lost = ranks_lost
         self._page_tokens = page_tokens
         self._verify = verify
         self._pages = HostPages(transfer.host_tokens // page_tokens)
@@ -334,6 +339,7 @@ class OffloadManager:
             corrupt_loads=self._corrupt_loads,
             refused_tokens=self._refused_tokens,
             reclaimed_tokens=self._reclaimed_tokens,
+            ranks_lost=self._ranks_lost(),
         )
 
     def check_integrity(self) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields
 
-import numpy as np
-
-from tokenflow_engine.policy.base import EngineView, Phase, Plan
+from tokenflow_engine.policy.base import EngineView, Plan
 from tokenflow_engine.policy.crowd import Crowd
+from tokenflow_engine.policy.leisure import stock_plan
 from tokenflow_engine.policy.options import Options
 from tokenflow_engine.policy.planning import Planning
-from tokenflow_engine.policy.rows import in_batch, outside, running
 
 __all__ = ["Adaptive"]
 
@@ -41,39 +39,10 @@ class Adaptive:
     def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
         """See `Policy.plan`."""
         options = self._options
-        stock = _stock_plan(view, options)
+        stock = stock_plan(view, options)
         if stock is not None:
             return stock
         crowd = Crowd.of(view, most=options.most, patience_s=options.patience_s)
         if crowd is None:
             return Planning(view, options).plan()
         return Planning(crowd.rest(), options, crowd=crowd).plan().of_whole(crowd.kept)
-
-
-def _stock_plan(view: EngineView, options: Options) -> Plan | None:
-    """The engine's own behaviour, where that is best: nobody outside and memory ample, or no readers."""
-    out = outside(view)
-    if not out.any():
-        if view.kv_free < options.ample * view.kv_tokens:
-            return None
-        batch = int(in_batch(view).sum())
-        if not batch:
-            return Plan(stock=True)
-        if options.tight_s > 0 and _speed_matters(view, options):
-            return None
-        step_s = view.costs.decode_s(batch, float(view.context[in_batch(view)].sum()))
-        spare = view.kv_free - options.ample * view.kv_tokens
-        return Plan(stock=True, next_at=view.now + max(spare / batch * step_s, options.poll_s))
-    if view.machine.all() and not (out & (view.phase != Phase.WAITING)).any():
-        return Plan(stock=True)
-    return None
-
-
-def _speed_matters(view: EngineView, options: Options) -> bool:
-    """Some reader is tight and others in the batch are not: shorter steps would help it."""
-    rows = running(view) & ~view.paused
-    slack = (view.buffered / np.maximum(view.rate_high, 1e-6))[rows & ~view.machine]
-    if not len(slack) or slack.min() >= options.tight_s:
-        return False
-    step_s = view.costs.decode_s(int(rows.sum()), float(view.context[rows].sum()))
-    return bool(step_s * view.rate[rows & ~view.machine].max() > 0.9)

@@ -183,6 +183,9 @@ class Plan:
     stock: bool = False
     """Leave admission and retraction to the engine: its own queue order, its own reserve. The lists are
     empty."""
+    next_prompt: int = 0
+    """With `stock`: one newcomer with a prompt of at most so many tokens comes in before the next plan, which
+    would change nothing for it and take time from its first token."""
     park: list[int] = field(default_factory=list)
     """RUNNING: out of the batch, KV stays."""
     evict: list[int] = field(default_factory=list)

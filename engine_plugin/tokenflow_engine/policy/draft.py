@@ -65,11 +65,11 @@ class Draft:
 
     def fits(self, row: int) -> bool:
         """There is a place for it now."""
-        return self.needs(row) <= self.free and self._has_place(row)
+        return self._needs.item(row) <= self.free and self._has_place(row)
 
     def will_fit(self, row: int) -> bool:
         """There is a place for it once pending copies are done."""
-        return self.needs(row) <= self.soon and self._has_place(row)
+        return self._needs.item(row) <= self.soon and self._has_place(row)
 
     def bring(self, row: int, reason: Reason, place: Place = Place.LOAD) -> bool:
         """Put the row into the batch, as its phase asks for. False if there is no place for it now."""

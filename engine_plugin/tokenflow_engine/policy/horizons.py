@@ -132,18 +132,17 @@ def _demand(
     summed and divided by the tokens, the mean that memory must hold. And seconds of prefill.
     """
     planes = _planes(len(rows))
-    tokens, context, prefill_s, read = planes
+    tokens, context, prefill_s = planes
     prefill_s[:] = 0.0
-    left = remaining.take(rows)
-    np.multiply(HORIZONS_S[:, None], rate.take(rows), out=read)
-    np.multiply(read, 0.5, out=context)
+    left, rates = remaining.take(rows), rate.take(rows)
+    np.multiply(HORIZONS_S[:, None] / 2, rates, out=context)
     np.minimum(context, left, out=context)
     context += view.context.take(rows)
     # Contexts grow: streams that all fit when they are let in take turns later on.
     turns = streams / np.minimum(view.kv_tokens / context.mean(axis=1), view.max_running) - 1.0
     keep = np.where(turns > 0, keep_s * np.maximum(turns, 1.0), 0.0)
-    read += keep[:, None] * rate.take(rows)
-    np.subtract(read, view.buffered.take(rows), out=tokens)
+    np.multiply((HORIZONS_S + keep)[:, None], rates, out=tokens)
+    tokens -= view.buffered.take(rows)
     np.minimum(tokens, left, out=tokens)
     np.maximum(tokens, 0.0, out=tokens)
     context *= tokens
@@ -152,16 +151,16 @@ def _demand(
     seconds = prefill.of(missing[to_prefill])
     # A prefill is cut into chunks between decode steps: one longer than a horizon does not fill it.
     prefill_s[:, to_prefill] = np.minimum(seconds, HORIZONS_S[:, None] / 2)
-    return planes[:3]
+    return planes
 
 
 def _planes(rows: int) -> Floats:
-    """Four times one number for each horizon and row, until the next call in this thread.
+    """Three times one number for each horizon and row, until the next call in this thread.
 
     Fresh memory of this size comes from the kernel page by page, which takes longer than all the sums.
     """
-    size = 4 * len(_HORIZONS) * rows
+    size = 3 * len(_HORIZONS) * rows
     room: Floats | None = getattr(_scratch, "room", None)
     if room is None or len(room) < size:
         room = _scratch.room = np.empty(2 * size)
-    return room[:size].reshape(4, len(_HORIZONS), rows)
+    return room[:size].reshape(3, len(_HORIZONS), rows)

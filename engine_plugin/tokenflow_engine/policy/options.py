@@ -19,6 +19,9 @@ class Options:
     """The same while all of them have a place in the batch."""
     keep_s: float = 1.2
     """One turn in memory: readers are to have a lead for those of others until theirs comes again."""
+    loading_share: float = 0.25
+    """Of the link to the device, what loads may take: turns are longer where memory is large for it. With
+    shorter ones much of it waits for loads, decodes nothing, and turns become shorter still."""
     paused_share: float = 0.25
     """Of a paused reader's rate, what is kept for its return."""
     tail: float = 0.25

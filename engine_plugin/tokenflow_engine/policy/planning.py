@@ -138,7 +138,7 @@ class Planning:
         gate = Gate(
             efficiency=options.efficiency,
             efficiency_resident=options.efficiency_resident,
-            keep_s=options.keep_s,
+            keep_s=max(options.keep_s, self.load.per_token_s * view.kv_tokens / options.loading_share),
             paused_share=options.paused_share,
         )
         passing = gate.passing(view, inside, order, remaining=self.remaining, prefill=self.prefill)
@@ -328,16 +328,12 @@ class Planning:
         draft = self.draft
         if draft.taken(row):
             return False
-        way_back = self._way_back(row)
-        if draft.bring(row, reason, way_back):
+        if not draft.will_fit(row) and not self.victims.make_room(row, ahead_s=ahead_s, relegate=relegate):
+            draft.plan.reasons[row] = Reason.NO_ROOM
+            self._again_in(self.options.poll_s)
+            return False
+        if draft.bring(row, reason, self._way_back(row)):
             return True
-        if not draft.will_fit(row):
-            if not self.victims.make_room(row, ahead_s=ahead_s, relegate=relegate):
-                draft.plan.reasons[row] = Reason.NO_ROOM
-                self._again_in(self.options.poll_s)
-                return False
-            if draft.bring(row, reason, way_back):
-                return True
         draft.hold(row, Reason.NO_ROOM)
         self._again_in(0.0)
         return True

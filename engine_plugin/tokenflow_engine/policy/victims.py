@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenflow_engine.policy.base import Bools, EngineView, Floats, Ints, Phase
+from tokenflow_engine.policy.base import Bools, EngineView, Floats, Phase
 from tokenflow_engine.policy.draft import Draft
 from tokenflow_engine.policy.room import why_gone
 from tokenflow_engine.policy.rows import lowest, running
@@ -75,11 +75,11 @@ class Victims:
         """
         draft, phase = self._draft, self._view.phase.item(row)
         wanted = _Wanted(
-            tokens=draft.needs(row) - draft.soon,
-            places=1 - draft.places,
-            rows=1 - draft.rows if phase != _PARKED else 0,
-            ahead_s=ahead_s,
-            above=self._view.weight.item(row) if relegate else 0.0,
+            draft.needs(row) - draft.soon,
+            1 - draft.places,
+            1 - draft.rows if phase != _PARKED else 0,
+            ahead_s,
+            self._view.weight.item(row) if relegate else 0.0,
         )
         if self._missed is not None and wanted.is_as_much_as(self._missed):
             return False
@@ -118,9 +118,7 @@ class Victims:
     @cached_property
     def rank(self) -> Floats:
         """Of all rows: the lowest go first, those that have just come after all others."""
-        view = self._view
-        rank = self._keys(np.arange(len(view)))
-        rank[self._young] += 2 * _FAR_S
+        rank: Floats = self._keys + 2 * _FAR_S * self._young
         return rank
 
     def likeliest(self, count: int) -> list[int]:
@@ -129,22 +127,20 @@ class Victims:
 
     @cached_property
     def _settled(self) -> list[_Victim]:
-        return self._best(self._old)
-
-    def _best(self, mask: Bools) -> list[_Victim]:
-        view, rows = self._view, np.flatnonzero(mask)
-        spare, owned, weight = self._spare(rows), view.owned.take(rows), view.weight.take(rows)
-        best = lowest(self._keys(rows), np.arange(len(rows)), _MOST)
-        is_running = view.phase.take(rows) == _RUNNING
-        columns = (column.take(best).tolist() for column in (rows, spare, owned, is_running, weight))
-        return list(zip(*columns, strict=True))
-
-    def _spare(self, rows: Ints) -> Floats:
-        return np.minimum(self._slack.take(rows) - self._costs.take(rows), _FAR_S)
-
-    def _keys(self, rows: Ints) -> Floats:
         view = self._view
-        synced = view.synced.take(rows) / np.maximum(view.owned.take(rows), 1)
-        keys: Floats = -(self._spare(rows) + 0.5 * synced) / np.sqrt(view.weight.take(rows))
-        keys += _FAR_S * self._recent.take(rows)
+        best = lowest(self._keys, np.flatnonzero(self._old), _MOST)
+        is_running = view.phase.take(best) == _RUNNING
+        spare, owned, weight = (of.take(best).tolist() for of in (self._spare, view.owned, view.weight))
+        return list(zip(best.tolist(), spare, owned, is_running.tolist(), weight, strict=True))
+
+    @cached_property
+    def _spare(self) -> Floats:
+        return np.minimum(self._slack - self._costs, _FAR_S)
+
+    @cached_property
+    def _keys(self) -> Floats:
+        view = self._view
+        synced = view.synced / np.maximum(view.owned, 1)
+        keys: Floats = -(self._spare + 0.5 * synced) / np.sqrt(view.weight)
+        keys += _FAR_S * self._recent
         return keys

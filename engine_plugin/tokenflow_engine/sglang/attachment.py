@@ -194,20 +194,22 @@ class Attachment:
         return [req.rid for req in arrived if not self._may_start(req, now)]
 
     def _may_start(self, req: Any, now: float) -> bool:
-        wanted = req.sampling_params.max_new_tokens
-        self._table.arrived(req.rid, prompt=len(req.input_ids or ()), max_output=wanted or 0, now=now)
-        self._planner.note()
+        wanted, prompt = req.sampling_params.max_new_tokens, len(req.input_ids or ())
+        self._table.arrived(req.rid, prompt=prompt, max_output=wanted or 0, now=now)
+        self._planner.arrived(req.rid, prompt=prompt, now=now)
         return self._book.arrived(req.rid, is_warm_up=wanted == 0, now=now)
 
     @guarded("message")
     def _obey(self, delivery: Delivery, now: float) -> list[str]:
         owner, message = delivery
-        if not isinstance(message, Consumption):
+        if not isinstance(message, StreamOpened | Consumption):
             self._planner.note()
         if isinstance(message, StreamOpened):
-            self._book.opened(
+            is_here = self._book.opened(
                 message.rid, owner=owner, now=now, declared_rate=message.declared_rate, opening=message
             )
+            if is_here:
+                self._planner.note()
         elif isinstance(message, Consumption):
             self._consumed(message, owner, now)
         elif isinstance(message, StreamClosed):

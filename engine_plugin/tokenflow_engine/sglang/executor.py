@@ -23,7 +23,7 @@ from tokenflow_engine.control.orders import STOCK, Orders
 from tokenflow_engine.kv.offload import Event, OffloadManager, OffloadStatistics
 from tokenflow_engine.policy.base import Phase, Place, Reason
 from tokenflow_engine.sglang import batch as batches
-from tokenflow_engine.sglang import rows
+from tokenflow_engine.sglang import memory, rows
 from tokenflow_engine.sglang.eligible import why_request_is_fixed
 from tokenflow_engine.sglang.holds import AWAY, PHASES, Held, Hold
 from tokenflow_engine.sglang.host import HostRefusedError
@@ -34,7 +34,6 @@ __all__ = ["Executor", "Moved"]
 
 _logger = logging.getLogger(__name__)
 
-_STEPS_AHEAD = 4
 _ROWS_AT_ONCE = 4
 _WAIT_S = 0.001
 _MAX_WAITS = 10_000
@@ -112,15 +111,15 @@ class Executor:
 
     def freeing_tokens(self) -> int:
         """KV of streams that are leaving the device, free as soon as it has been copied."""
-        return sum(_private(e.req) for e in self._held.values() if e.hold is Hold.LEAVING)
+        return sum(memory.private_tokens(e.req) for e in self._held.values() if e.hold is Hold.LEAVING)
 
     @property
     def moving_share(self) -> float | None:
         """Of the device's KV memory, what belongs to streams on their way out or in; None if none is away."""
         if not self._held:
             return None
-        moving = (_private(e.req) for e in self._held.values() if e.hold in (Hold.LEAVING, Hold.LOADING))
-        return float(sum(moving) / self._scheduler.max_total_num_tokens)
+        moving = (e.req for e in self._held.values() if e.hold in (Hold.LEAVING, Hold.LOADING))
+        return float(sum(map(memory.private_tokens, moving)) / self._scheduler.max_total_num_tokens)
 
     @property
     def host_free(self) -> int:
@@ -404,53 +403,34 @@ class Executor:
         self.is_short = False
         if self._orders.stock:
             return
-        missing = self._reserve(batch) - rows.free_tokens(self._scheduler) - self.freeing_tokens()
+        missing = memory.missing_tokens(self._scheduler, batch, freeing=self.freeing_tokens())
         if missing > 0:
             self.is_short = True
             self._evict_for(batch, missing, now)
         queue, pool = self._scheduler.waiting_queue, self._scheduler.req_to_token_pool
         if queue and self._orders.admit and pool.available_size() == 0:
-            parked = [e for e in self._by_rank() if e.hold is Hold.PARKED]
+            held = memory.held_by_rank(self._held.values(), self._orders)
+            parked = [e for e in held if e.hold is Hold.PARKED]
             for entry in parked[: min(_ROWS_AT_ONCE, len(self._orders.admit))]:
                 self._want_off(entry.req.rid, Reason.MEMORY)
 
-    def _reserve(self, batch: Any) -> int:
-        """Tokens that must stay free: what the next steps and the rest of a chunked prompt may take."""
-        page = self._scheduler.page_size
-        if page > 1:
-            steps = page * sum(-req.kv.kv_committed_len % page < _STEPS_AHEAD for req in batch.reqs)
-        else:
-            steps = _STEPS_AHEAD * len(batch.reqs)
-        chunked = self._scheduler.chunked_req
-        if chunked is None:
-            return int(steps)
-        return int(steps + len(chunked.full_untruncated_fill_ids) - chunked.prefix_len + 2 * page)
-
     def _evict_for(self, batch: Any, missing: int, now: float) -> None:
-        for entry in self._by_rank():
+        for entry in memory.held_by_rank(self._held.values(), self._orders):
             if missing <= 0:
                 return
             if entry.hold is Hold.PARKED:
                 self._want_off(entry.req.rid, Reason.MEMORY)
-                missing -= _private(entry.req)
+                missing -= memory.private_tokens(entry.req)
                 self.tally.for_memory += 1
-        order = {rid: i for i, rid in enumerate(self._orders.write)}
-        running = sorted(batch.reqs, key=lambda r: (order.get(r.rid, len(order)), -_private(r), r.rid))
+        running = memory.running_by_rank(batch.reqs, self._orders)
         for req in running[: max(0, len(running) - 1)]:  # one goes on, whatever happens
             if missing <= 0:
                 return
             self._park(batch, [req], now, reason=Reason.MEMORY)
             if req.rid in self._held:
                 self._want_off(req.rid, Reason.MEMORY)
-                missing -= _private(req)
+                missing -= memory.private_tokens(req)
                 self.tally.for_memory += 1
-
-    def _by_rank(self) -> list[Held]:
-        """Held streams, those to go first in front: as the plan ranks them, then the latest parked."""
-        order = {rid: i for i, rid in enumerate(self._orders.write)}
-        keep = set(self._orders.resume)
-        entries = [e for e in self._held.values() if e.req.rid not in keep]
-        return sorted(entries, key=lambda e: (order.get(e.req.rid, len(order)), -e.since, e.req.rid))
 
     # ---- off the device and back -------------------------------------------------------------------
 
@@ -497,7 +477,7 @@ class Executor:
 
     def _load(self, batch: Any) -> None:
         """Bring back those the plan names, in its order, as long as there is room."""
-        spare = self._reserve(batch) + 2 * self._scheduler.page_size
+        spare = memory.reserved_tokens(self._scheduler, batch) + 2 * self._scheduler.page_size
         for rid, place in self._to_load():
             entry = self._held.get(rid)
             if entry is not None and entry.hold is Hold.LEAVING and not self.is_short:
@@ -641,8 +621,3 @@ class Executor:
             if batch.forward_mode.is_extend()
             for req in batch.reqs
         }
-
-
-def _private(req: Any) -> int:
-    """Tokens whose slots are this request's alone."""
-    return int(req.kv.kv_allocated_len - req.kv.cache_protected_len)

@@ -63,7 +63,9 @@ def offload_manager(scheduler: Any) -> OffloadManager | None:
     if scheduler.tp_size == 1:
         return OffloadManager(transfer, page_tokens=_PAGE_TOKENS)
     agreed = AgreedTransfer(transfer, lowest)
-    return OffloadManager(agreed, page_tokens=_PAGE_TOKENS, common_s=agreed.common_s)
+    return OffloadManager(
+        agreed, page_tokens=_PAGE_TOKENS, common_s=agreed.common_s, ranks_lost=lambda: agreed.is_lost
+    )
 
 
 class _Verdict(IntEnum):

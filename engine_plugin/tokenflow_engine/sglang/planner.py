@@ -23,6 +23,8 @@ _MAX_SHARE = 0.02
 """Of the scheduler's time that planning may take, in CPU seconds: 0.4 ms in a step of 20."""
 _LONGEST_S = 1.0
 """Between two plans while anything waits or is preempted."""
+_NEWCOMER_S = 0.25
+"""A plan is put off for a newcomer's first token, at most so long."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 """How long a policy that failed is suspended: twice as long each time, unless it has worked for the longest
 since.
@@ -66,12 +68,21 @@ class Planner:
         self._readers = readers
         self._by = float("inf")
         self._again_at: float | None = None
+        self._next_prompt = 0
+        self._newcomer: tuple[str, float] | None = None
+        """Whose first token a plan is put off for, and until when."""
         self._failures = Occasionally(every_s=10.0)
         self.use(policy)
 
     def note(self) -> None:
         """Something happened: an arrival, an end, a reader who paused, memory that ran short."""
         self._is_due = True
+
+    def arrived(self, rid: str, *, prompt: int, now: float) -> None:
+        """A newcomer: a plan is due at once, or after its first token if the last plan has said so."""
+        self._is_due = True
+        self._newcomer = (rid, now + _NEWCOMER_S) if 0 < prompt <= self._next_prompt else None
+        self._next_prompt = 0
 
     @property
     def suspended(self) -> str | None:
@@ -107,6 +118,7 @@ class Planner:
         self._not_before = 0.0
         self._is_stock = False
         self._is_due = True
+        self._next_prompt, self._newcomer = 0, None
 
     def orders(self, now: float) -> Orders | None:
         """New orders, or None if those that stand still hold. To be called at every step."""
@@ -116,7 +128,7 @@ class Planner:
             self._table.read_by(rid, self._readers.reader(rid, now), now=now)
         if not isinstance(self.policy, FCFS):
             self._table.pass_time(now)
-        if not (self._is_due or now >= self._by) or now < self._not_before:
+        if not (self._is_due or now >= self._by) or now < self._not_before or self._is_put_off(now):
             return None
         if self._is_stock and isinstance(self.policy, FCFS):
             self._is_due, self._by = False, float("inf")
@@ -137,12 +149,21 @@ class Planner:
         self._not_before = now + took / _MAX_SHARE
         return orders
 
+    def _is_put_off(self, now: float) -> bool:
+        if self._newcomer is None:
+            return False
+        rid, until = self._newcomer
+        if now < until and self._table.awaits_first_token(rid):
+            return True
+        self._newcomer = None
+        return False
+
     def _plan(self, now: float) -> Orders:
         view, ids = self._table.view(now=now, device=self._device(), costs=self._costs)
         plan = self.policy.plan(view, ids)
         _check(plan, view)
         self.news += self._table.planned(plan)
-        self._is_stock = plan.stock
+        self._is_stock, self._next_prompt = plan.stock, plan.next_prompt
         pending = bool((view.phase != Phase.RUNNING).any())
         self._by = min(plan.next_at, now + _LONGEST_S if pending else float("inf"))
         return Orders.of(plan, ids)

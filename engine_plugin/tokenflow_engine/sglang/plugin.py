@@ -13,6 +13,12 @@ _logger = logging.getLogger(__name__)
 SUPPORTED_VERSIONS = frozenset({"0.5.23"})
 """Releases of SGLang whose internals the hooks were tested against."""
 
+_NAMED_BY_HEADER = "SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES"
+"""Has SGLang take a request's `rid` from ``X-Override-RID``: a body of ``/v1/messages`` has no field for it.
+
+The other headers that it opens say what the bodies of other routes can say as well.
+"""
+
 
 def register() -> None:
     """Register the hooks, or say in one line why the engine runs without them."""
@@ -30,6 +36,7 @@ def register() -> None:
             ", ".join(sorted(SUPPORTED_VERSIONS)),
         )
         return
+    os.environ.setdefault(_NAMED_BY_HEADER, "1")
     from tokenflow_engine.sglang.hooks import register_all
 
     register_all()

@@ -51,6 +51,7 @@ def engine_stats(seen: EngineStats, *, executor: Executor, planner: Planner, out
         written_bytes=0 if host is None else host.written_bytes,
         loaded_bytes=0 if host is None else host.loaded_bytes,
         host_refused=tally.host_refused,
+        ranks_lost=0 if host is None else int(host.ranks_lost),
         host_tokens=0 if host is None else host.host_tokens,
         host_used_tokens=0 if host is None else host.host_used_tokens,
         synced_share=executor.synced_share(),

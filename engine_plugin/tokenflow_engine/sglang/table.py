@@ -49,6 +49,8 @@ _COLUMNS: dict[str, Any] = {
     "synced": np.int64,
     "asked_at": np.float64,
 }
+_NOT_VIEWED = {"alive", "reason", "speed", "readable", "asked_at"}
+"""What no view is made of."""
 _FIRST_CAPACITY = 256
 _PRIOR_OUTPUT = 256
 """Tokens: how long an answer is taken to be before any has ended."""
@@ -259,12 +261,19 @@ class Table:
         row = self._rows.get(rid)
         return None if row is None else Phase(self._columns["phase"].item(row))
 
+    def awaits_first_token(self, rid: str) -> bool:
+        """Whether a request is there that has generated nothing yet."""
+        row = self._rows.get(rid)
+        return row is not None and not self._columns["generated"].item(row)
+
     def view(self, *, now: float, device: Device, costs: Costs) -> tuple[EngineView, list[str]]:
         """The engine at `now`, and the rid of each row."""
         self._read_on(now)
         self._viewed = alive = np.flatnonzero(self._columns["alive"][: self._count])
         self._ask(alive, now)
-        column = {name: values.take(alive) for name, values in self._columns.items()}
+        column = {
+            name: values.take(alive) for name, values in self._columns.items() if name not in _NOT_VIEWED
+        }
         phase, generated = column["phase"], column["generated"]
         context = column["prompt"] + generated
         page = device.page_tokens

@@ -18,6 +18,7 @@ from tokenflow_gateway.readers.registry import ReaderRegistry
 from tokenflow_gateway.readers.track import ReaderTrack, TooManyReports
 from tokenflow_gateway.relay.errors import error_body
 from tokenflow_gateway.relay.stream import Stream, StreamTable
+from tokenflow_gateway.workers.peers import Forwarded, PeerAnswer, Peers, Unreachable
 
 __all__ = ["ProgressRoute", "stream_of"]
 
@@ -25,7 +26,7 @@ _PATH = re.compile(r"/v1/streams/([^/]+)/progress")
 _MAX_BODY_BYTES = 64 * 1024
 _CAPABILITY = re.compile(r"Bearer ([A-Za-z0-9_-]{22})")
 """What can be known as a capability before the body has come; anything else may be meant for others."""
-_GONE = Response(status_code=499)
+_CLIENT_LEFT = Response(status_code=499)
 """For nobody: the client has left."""
 _OUTCOMES = {200: "accepted", 499: "client_gone"}
 _ANY_ORIGIN = {
@@ -51,6 +52,7 @@ class ProgressRoute:
         readers: ReaderRegistry,
         capabilities: Capabilities,
         metrics: Metrics,
+        peers: Peers,
         *,
         body_s: float,
     ) -> None:
@@ -59,46 +61,68 @@ class ProgressRoute:
         self._readers = readers
         self._capabilities = capabilities
         self._metrics = metrics
+        self._peers = peers
         self._body_s = body_s
         self.on_change: Callable[[Stream], None] = lambda stream: None
 
     async def answer(self, rid: str, request: Request) -> Response:
         """The response to one request, whatever came."""
         if request.method == "OPTIONS":
-            return Response(status_code=204, headers=_ANY_ORIGIN)
+            return Response(status_code=204, headers={**_ANY_ORIGIN, "Allow": "OPTIONS, POST"})
         if request.method != "POST":
-            return _refusal(405, "send progress reports with POST")
+            refusal = _refusal(405, "send progress reports with POST")
+            refusal.headers["Allow"] = "OPTIONS, POST"
+            return refusal
         authorization = request.headers.get("authorization", "")
         capability = _CAPABILITY.fullmatch(authorization)
-        if capability is not None and not self._capabilities.allows(rid, capability[1]):
+        if capability is not None and self._capabilities.worker_of(rid, capability[1]) is None:
             return self._count(_closing(_forbidden()))
         try:
             async with asyncio.timeout(self._body_s):
                 body = await _body(request)
         except ClientDisconnect:
-            return self._count(_GONE)
+            return self._count(_CLIENT_LEFT)
         except TimeoutError:
             return self._count(_closing(_refusal(408, f"the reports did not come within {self._body_s:g} s")))
         if body is None:
             refusal = _refusal(413, f"progress reports are limited to {_MAX_BODY_BYTES} bytes")
             return self._count(_closing(refusal))
-        return self._count(self._take(rid, body, authorization))
-
-    def _take(self, rid: str, body: bytes, authorization: str) -> Response:
         try:
-            capability, reports = decode_progress(body)
+            named, reports = decode_progress(body)
         except ProgressError as error:
-            return _refusal(400, str(error))
-        if not self._capabilities.allows(rid, capability or authorization.removeprefix("Bearer ")):
-            return _forbidden()
+            return self._count(_refusal(400, str(error)))
+        given = named or authorization.removeprefix("Bearer ")
+        worker = self._capabilities.worker_of(rid, given)
+        if worker is None:
+            return self._count(_forbidden())
+        if not self._capabilities.allows(rid, given):
+            return await self._forward(worker, Forwarded(rid, given, body))
+        return self._count(self._take(rid, reports))
+
+    def forwarded(self, request: Forwarded) -> PeerAnswer:
+        """The answer to what came to another worker, which has checked it; it counts here."""
+        if not self._capabilities.allows(request.rid, request.capability):
+            response = _forbidden()
+        else:
+            response = self._take(request.rid, decode_progress(request.body)[1])
+        self._count(response)
+        return PeerAnswer(response.status_code, dict(response.headers), bytes(response.body))
+
+    async def _forward(self, worker: int, request: Forwarded) -> Response:
+        self._metrics.progress_forwarded.inc()
+        try:
+            answer = await self._peers.ask(worker, request, PeerAnswer)
+        except Unreachable as error:
+            return self._count(_gone() if error.gone else _later(503, "these reports cannot be taken now"))
+        return Response(answer.body, answer.status, headers=answer.headers)
+
+    def _take(self, rid: str, reports: list[ProgressReport]) -> Response:
         try:
             taken = self._apply(rid, reports)
         except TooManyReports:
-            refusal = _refusal(429, "too many requests with reports on this stream: put more into each")
-            refusal.headers["Retry-After"] = "1"
-            return refusal
+            return _later(429, "too many requests with reports on this stream: put more into each")
         if taken is None:
-            return _refusal(404, "there is no such stream, or it ended too long ago")
+            return _gone()
         return _json(200, taken)
 
     def _apply(self, rid: str, reports: list[ProgressReport]) -> dict[str, Any] | None:
@@ -149,6 +173,16 @@ async def _body(request: Request) -> bytes | None:
 
 def _forbidden() -> Response:
     return _refusal(403, "the capability is not that of this stream: see X-TokenFlow-Stream")
+
+
+def _gone() -> Response:
+    return _refusal(404, "there is no such stream, or it ended too long ago")
+
+
+def _later(status: int, message: str) -> Response:
+    refusal = _refusal(status, message)
+    refusal.headers["Retry-After"] = "1"
+    return refusal
 
 
 def _closing(response: Response) -> Response:

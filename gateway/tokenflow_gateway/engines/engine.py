@@ -75,6 +75,7 @@ class Engine:
             "kv_tokens": stats and stats.kv_tokens,
             "tokens_per_s": stats and round(stats.tokens_per_s, 1),
             "hook_errors": stats and stats.hook_errors,
+            "ranks_lost": stats and bool(stats.ranks_lost),
             "streams": len(self.streams),
         }
 

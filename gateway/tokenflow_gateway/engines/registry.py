@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.relay.errors import ModelNotFound, NoEngine
@@ -24,8 +24,8 @@ class EngineRegistry:
     def ready(self) -> list[Engine]:
         return [engine for engine in self._engines if engine.healthy]
 
-    def pick(self, model: str | None) -> Engine:
-        """The healthy engine that serves `model` and has the fewest streams.
+    def pick(self, model: str | None, *, without: Set[Engine] = frozenset()) -> Engine:
+        """The healthy engine that serves `model` and has the fewest streams, but for those `without`.
 
         A fleet of one model takes any name: the engine itself decides whether it minds (SGLang does not).
         Raises `ModelNotFound` or `NoEngine`.
@@ -34,6 +34,7 @@ class EngineRegistry:
         serving = [engine for engine in healthy if model is None or model in engine.model_ids]
         if not serving and healthy:
             serving = self._without_exact_match(model, healthy)
+        serving = [engine for engine in serving if engine not in without]
         if not serving:
             raise NoEngine(self._why_none())
         first = next(self._turn) % len(serving)  # equals take turns

@@ -120,10 +120,13 @@ class ConnectionSweep:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(_SWEEP_S)
-            for number, stream in enumerate(list(self._streams), start=1):
-                self._look(stream)
-                if number % _PROBES_PER_TURN == 0:
-                    await asyncio.sleep(0)
+            await self._look_at_all()
+
+    async def _look_at_all(self) -> None:
+        for number, stream in enumerate(list(self._streams), start=1):
+            self._look(stream)
+            if number % _PROBES_PER_TURN == 0:
+                await asyncio.sleep(0)
 
     def _look(self, stream: Stream) -> None:
         if stream.end is not None or stream.connection is None:
@@ -134,4 +137,4 @@ class ConnectionSweep:
 
 def _chunk_bytes(size: int) -> int:
     """On the wire, with the frame of HTTP's chunked transfer."""
-    return size + len(f"{size:x}") + 4
+    return size + (size.bit_length() + 3) // 4 + 4

@@ -7,7 +7,6 @@ tokens: content events of the answer; reasoning and tool calls take no reading t
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -128,7 +127,7 @@ class Estimator:
         self._report: _Sighting | None = None
         self._reported_at = -math.inf
         self._at_most = math.inf
-        self._seen: deque[_Sighting] = deque()
+        self._seen: list[_Sighting] = []
         self._stall = False
         self._silent = False
         self._silent_before = False
@@ -146,7 +145,8 @@ class Estimator:
     def deliver(self, total: int, *, now: float) -> None:
         """`total` readable tokens have been handed to the client so far."""
         self._advance(now)
-        self.delivered = max(self.delivered, total)
+        if total > self.delivered:
+            self.delivered = total
 
     def report(
         self, *, at: float, position: float | None, rate: float | None, paused: bool, now: float
@@ -234,13 +234,16 @@ class Estimator:
 
     def _advance(self, now: float) -> None:
         """Move the model to `now`; a pause that expires on the way ends where it expires."""
-        begin = max(self._at, self._paused_until if self._paused_until > -math.inf else self._at)
-        limit = min(float(self.delivered), self._at_most)
+        at, limit = self._at, self._at_most
+        begin = at if at > self._paused_until else self._paused_until
+        if limit > self.delivered:
+            limit = float(self.delivered)
         if self.reader == "machine" and now - self._reported_at >= PAUSE_EXPIRES_S:
             self._position = limit
         elif now > begin and not self._stall:
-            self._position = min(limit, self._position + self._rate * (now - begin))
-        self._at = max(self._at, now)
+            position = self._position + self._rate * (now - begin)
+            self._position = position if position < limit else limit
+        self._at = at if at > now else now
 
     def _declare(self, rate: float) -> None:
         """Begin anew with this rate, unless it is the one declared before."""
@@ -301,7 +304,7 @@ class Estimator:
         self._count(now, position)
         self._silent_before, self._silent = self._silent, False
         while len(self._seen) > 1 and now - self._seen[1][0] >= _LOOK_BACK_S:
-            self._seen.popleft()
+            self._seen.pop(0)
         if self._seen and now - self._seen[0][0] >= _LEAST_WAY_S:
             self._learn_between(
                 self._seen[0], (now, position), new_from=self._seen[-1], settle_s=_SEEN_SETTLE_S

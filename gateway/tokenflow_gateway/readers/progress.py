@@ -59,16 +59,33 @@ def decode_progress(body: bytes) -> tuple[str, list[ProgressReport]]:
 
 
 class Capabilities:
-    """Grants the right to report on one stream: an HMAC of its id under a key of this process."""
+    """Grants the right to report on one stream: an HMAC of its id, and of the worker that has the stream.
 
-    def __init__(self, key: bytes) -> None:
+    All `workers` of a gateway share the key, so that each knows whose stream a report is for.
+    """
+
+    def __init__(self, key: bytes, *, worker: int = 0, workers: int = 1) -> None:
         self._key = key
+        self._worker = worker
+        self._others = [other for other in range(workers) if other != worker]
 
     def grant(self, rid: str) -> str:
-        """The capability for `rid`: 22 characters of base64url."""
-        digest = hmac.digest(self._key, rid.encode(), hashlib.sha256)[:16]
-        return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        """The capability for `rid`, a stream of this worker: 22 characters of base64url."""
+        return self._of(self._worker, rid)
 
     def allows(self, rid: str, capability: str) -> bool:
-        """Whether `capability` was granted for `rid`. Takes the same time for every wrong one."""
-        return hmac.compare_digest(self.grant(rid).encode(), capability.encode("utf-8", "replace"))
+        """Whether `capability` was granted for `rid`, here. Takes the same time for every wrong one."""
+        return self._granted(self._worker, rid, capability)
+
+    def worker_of(self, rid: str, capability: str) -> int | None:
+        """The worker that granted `capability` for `rid`; None if none did."""
+        if self.allows(rid, capability):
+            return self._worker
+        return next((other for other in self._others if self._granted(other, rid, capability)), None)
+
+    def _granted(self, worker: int, rid: str, capability: str) -> bool:
+        return hmac.compare_digest(self._of(worker, rid).encode(), capability.encode("utf-8", "replace"))
+
+    def _of(self, worker: int, rid: str) -> str:
+        digest = hmac.digest(self._key, f"{worker}:{rid}".encode(), hashlib.sha256)[:16]
+        return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

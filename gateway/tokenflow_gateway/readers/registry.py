@@ -9,7 +9,7 @@ from tokenflow_engine.protocol import Reader
 from tokenflow_gateway.readers.estimator import Estimate, Source
 from tokenflow_gateway.readers.learned import LearnedRates
 from tokenflow_gateway.readers.tally import Look
-from tokenflow_gateway.readers.track import ReaderTrack
+from tokenflow_gateway.readers.track import ReaderTrack, Watched
 
 __all__ = ["GRACE_S", "ReaderRegistry"]
 
@@ -21,13 +21,21 @@ _MOST_ENDED = 10_000
 class ReaderRegistry:
     """Makes the tracks of new readers, keeps them for a while after the end, and learns from them.
 
-    `count` gets what each look at a reader has found. Times are monotonic seconds.
+    `count` gets what each look at a reader has found, `tell` what has been learned of one, by the name that
+    `learned` has for the reader. Times are monotonic seconds.
     """
 
-    def __init__(self, *, learned: LearnedRates | None, count: Callable[[Source, Look], None]) -> None:
+    def __init__(
+        self,
+        *,
+        learned: LearnedRates | None,
+        count: Callable[[Source, Look], None],
+        tell: Callable[[bytes, Watched], None] = lambda name, watched: None,
+    ) -> None:
         """Without `learned` every reader begins as an average one."""
         self._learned = learned
         self._count = count
+        self._tell = tell
         self._ended: OrderedDict[str, tuple[float, ReaderTrack]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -76,7 +84,13 @@ class ReaderRegistry:
             return
         watched = track.watched()
         if watched is not None:
-            self._learned.learn(track.name, ratio=watched.ratio, seconds=watched.seconds, now=now)
+            self.taught(track.name, watched, now=now)
+            self._tell(track.name, watched)
+
+    def taught(self, name: bytes, watched: Watched, *, now: float) -> None:
+        """Somebody has watched a reader, here or in another worker."""
+        if self._learned is not None:
+            self._learned.learn(name, ratio=watched.ratio, seconds=watched.seconds, now=now)
 
     def expire(self, now: float) -> None:
         """Forget those whose grace is over."""

@@ -17,7 +17,6 @@ segments of 64 kB and of 1400 bytes, events of 60 to 1000 bytes, receive buffers
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import pairwise
 
 import msgspec
@@ -96,7 +95,7 @@ class WindowWatch:
         self._empty = max(0, first.edge - first.written)
         self._last = first
         self._moved_at = now
-        self._moves: deque[tuple[float, int]] = deque()
+        self._moves: list[tuple[float, int]] = []
         self._speed = _TYPICAL_BYTES_PER_S
         self._silent = self._silent_before = False
         self._up_to_date = (now, first)
@@ -157,7 +156,7 @@ class WindowWatch:
             self._moves.clear()
         self._silent_before, self._silent = self._silent, False
         while len(self._moves) > 1 and now - self._moves[1][0] >= _LOOK_BACK_S:
-            self._moves.popleft()
+            self._moves.pop(0)
         if self._moves and now - self._moves[0][0] >= _OWN_PACE_S:
             speed = (edge - self._moves[0][1]) / (now - self._moves[0][0])
             self._speed += _NEWS_SHARE * (speed - self._speed)

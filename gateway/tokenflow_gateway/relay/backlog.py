@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from array import array
-from collections import deque
 from collections.abc import Callable
 
 from tokenflow_gateway.relay.meter import Piece
@@ -19,15 +18,17 @@ class Backlog:
     `write_bytes` is the most that one write takes.
     """
 
-    __slots__ = ("_blocks", "_first", "_readable", "_sizes", "_tokens", "_write_bytes")
+    __slots__ = ("_blocks", "_first", "_readable", "_sizes", "_tokens", "_write_bytes", "cut")
 
     def __init__(self, *, write_bytes: int) -> None:
         self._write_bytes = write_bytes
-        self._blocks: deque[bytearray] = deque()
+        self._blocks: list[bytearray] = []  # few: a queue of the library takes more than they do, empty
         self._sizes = array("I")
         self._tokens = array("q")
         self._readable = array("I")
         self._first = 0  # marks before this one are of pieces that have left
+        self.cut = False
+        """Of the first piece, a part has left."""
 
     def __bool__(self) -> bool:
         return self._first < len(self._sizes)
@@ -67,12 +68,14 @@ class Backlog:
         last, size = self._first, self._sizes[self._first]
         if size > self._write_bytes:
             self._sizes[last] -= self._write_bytes
+            self.cut = True
             return Piece(self._cut(self._write_bytes), *has)
         while last + 1 < len(self._sizes) and size + self._sizes[last + 1] <= self._write_bytes:
             if not due(self._readable[last], self._readable[last + 1]):
                 break
             last += 1
             size += self._sizes[last]
+        self.cut = False
         piece = Piece(self._cut(size), self._tokens[last], self._readable[last])
         self._forget(last + 1)
         return piece
@@ -99,6 +102,6 @@ class Backlog:
                 parts.append(block[:size])
                 del block[:size]
                 break
-            parts.append(self._blocks.popleft())
+            parts.append(self._blocks.pop(0))
             size -= len(block)
         return b"".join(parts)

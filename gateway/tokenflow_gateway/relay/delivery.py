@@ -32,6 +32,35 @@ _LAST_PATIENCE_S = 60.0
 """The most that a client which takes nothing, or a paced reader, is waited for once a stream has failed."""
 
 
+class _Signal:
+    """An event for one waiter, small while nobody waits: `asyncio.Event` takes a kilobyte for its queue."""
+
+    __slots__ = ("_is_set", "_loop", "_waiter")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    async def wait(self) -> None:
+        if self._is_set:
+            return
+        assert self._waiter is None
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+
 class Delivery:
     """Context manager around one stream's way to its client. Nothing is written after it is left.
 
@@ -56,11 +85,13 @@ class Delivery:
         self._fault: Exception | None = None
         self._last_put = (0, 0)  # tokens, and those to be read
         self._readable = 0  # handed over
+        self._written_at = time.monotonic()
+        self._in_event = False  # a part of an event has been handed over, the rest of it not
         self._offered_at: float | None = None  # when the write began that the connection has not taken yet
         self._paused_at: float | None = None  # when text was first withheld from a reader who has paused
         self._end_of_pace: asyncio.TimerHandle | None = None
-        self._changed = asyncio.Event()
-        self._wake = asyncio.Event()
+        self._changed = _Signal(self._loop)
+        self._wake = _Signal(self._loop)
 
     async def __aenter__(self) -> Delivery:
         if self._pacer is not None:
@@ -90,12 +121,20 @@ class Delivery:
         """The client has been handed all there is."""
         return self._writer is None and not self._backlog
 
-    async def put(self, data: bytes, tokens: int, readable: int) -> None:
-        """Take the next `Piece`. Waits only under a server that does not say if a write would wait."""
+    def put(self, data: bytes, tokens: int, readable: int) -> None:
+        """Take the next `Piece`."""
         self._raise_fault()
         self._last_put = (tokens, readable)
+        plain = self._writer is None and self._pacer is None and 0 < len(data) <= _WRITE_BYTES
+        if plain and self._exchange.writable:
+            self._exchange.write_now(data)
+            self._in_event = False
+            self._handed_over(len(data), tokens, readable)
+            return
         if self._writer is None and self._is_due(self._readable, readable):
-            data = await self._write_at_once(Piece(data, tokens, readable))
+            whole = len(data)
+            data = self._write_at_once(Piece(data, tokens, readable))
+            self._in_event = 0 < len(data) < whole
             if not data:
                 return
         self._queued_last = len(data)
@@ -143,12 +182,31 @@ class Delivery:
         self._patience_s = min(self._patience_s, _LAST_PATIENCE_S)
         self._wake.set()
         self._end_of_pace = self._loop.call_later(_LAST_PATIENCE_S, self.hurry)
-        await self.put(data, *self._last_put)
+        self.put(data, *self._last_put)
 
     def hurry(self) -> None:
         """From now on only the client's connection is waited for."""
         self._pacer = None
         self._wake.set()
+
+    # ---- keep-alives, which are no part of the answer ---------------------------------------------
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the client's connection was last handed something."""
+        return time.monotonic() - self._written_at
+
+    @property
+    def between_events(self) -> bool:
+        """Whether the connection would take something now, and the last event left as a whole."""
+        return not self._in_event and self._offered_at is None and self._exchange.writable
+
+    def interject(self, data: bytes) -> None:
+        """Hand over what counts as no text; only while `between_events`."""
+        self._exchange.write_now(data)
+        self._written_at = time.monotonic()
+        if self._stream.connection is not None:
+            self._stream.connection.wrote(len(data), self._stream.delivered, self._readable)
 
     # ---- inside ----------------------------------------------------------------------------------
 
@@ -167,15 +225,15 @@ class Delivery:
         except TimeoutError:
             raise ClientTooSlow(_too_slow(self._stream.held_bytes)) from None
 
-    async def _write_at_once(self, piece: Piece) -> bytes:
+    def _write_at_once(self, piece: Piece) -> bytes:
         """Hand over what the connection takes now; the rest of it."""
         if not piece.data:
-            self._handed_over(piece)
+            self._handed_over(*_counted(piece))
         at, size = 0, len(piece.data)
         while at < size and self._exchange.writable:
             part = piece if size <= _WRITE_BYTES else self._slice(piece, at)
-            await self._exchange.write(part.data)
-            self._handed_over(part)
+            self._exchange.write_now(part.data)
+            self._handed_over(*_counted(part))
             at += len(part.data)
         return piece.data[at:]
 
@@ -192,13 +250,14 @@ class Delivery:
                     await self._sleep(wait_s)
                     continue
                 piece = self._backlog.take(has=self._has, due=self._is_due)
+                self._in_event = self._backlog.cut
                 self._offered_at = self._loop.time()
                 self._changed.set()
                 if piece.data:
                     await self._exchange.write(piece.data)
                 self._offered_at = None
                 self._stream.held_bytes -= len(piece.data)
-                self._handed_over(piece)
+                self._handed_over(*_counted(piece))
                 self._changed.set()
         except Exception as fault:  # noqa: BLE001 - raised in the request's task, by its next call
             self._fault = fault
@@ -235,21 +294,27 @@ class Delivery:
         finally:
             timer.cancel()
 
-    def _handed_over(self, piece: Piece) -> None:
-        """These bytes have gone to the client's connection, which has the piece's tokens with them."""
+    def _handed_over(self, size: int, tokens: int, readable: int) -> None:
+        """So many bytes have gone to the client's connection, which has so many tokens with them."""
         now = time.monotonic()
+        if size:
+            self._written_at = now
         stream = self._stream
-        if piece.tokens and stream.first_token is None:
+        if tokens and stream.first_token is None:
             stream.first_token = now
-        stream.delivered = piece.tokens
-        self._readable = piece.readable
-        stream.reader.delivered(piece.readable, now)
+        stream.delivered = tokens
+        self._readable = readable
+        stream.reader.delivered(readable, now)
         if stream.connection is not None:
-            stream.connection.wrote(len(piece.data), piece.tokens, piece.readable)
+            stream.connection.wrote(size, tokens, readable)
 
     def _raise_fault(self) -> None:
         if self._fault is not None:
             raise self._fault
+
+
+def _counted(piece: Piece) -> tuple[int, int, int]:
+    return len(piece.data), piece.tokens, piece.readable
 
 
 def _too_slow(held_bytes: int) -> str:

@@ -5,21 +5,32 @@ RelayError
 ├── BodyTooLarge (413)
 ├── RequestTooSlow (408)      the body did not come in time
 ├── ModelNotFound (404)
+├── NotServed (404)          no route of the gateway's
+├── MethodNotAllowed (405)
 ├── NotRelayed (404)          the engine sends the client elsewhere
 ├── NoEngine (503)            nobody there to ask; says when to retry
 ├── EngineUnreachable (502)   the engine refused or dropped the connection
-├── EngineTimeout (504)       a phase took longer than its time-out
+├── PhaseTimeout (504)        a phase took longer than its time-out
+│   ├── EngineTimeout         it was the engine's:
+│   │   ├── ConnectTimeout    no connection to it
+│   │   ├── FirstByteTimeout  nothing of its answer
+│   │   └── IdleTimeout       nothing more of it
+│   └── TotalTimeout          the request as a whole, whoever was slow
+├── EngineRefused (its own)   the engine's error, where the answer has begun already
+│   └── EngineFailed          the same as the first event of its stream
 ├── BadStream (502)           what the engine sends is no stream of events
 ├── EngineAborted (502)       the engine gave the request up of itself
 ├── StreamTruncated (502)     the engine's stream ended in the middle
 ├── ClientTooSlow (408)       the client does not take what the engine has sent
-└── ShuttingDown (503)        the gateway is going, and the grace is over
+├── ShuttingDown (503)        the gateway is going: nothing new, or the grace is over
+└── TooManyConnections (503)  of clients
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
@@ -28,18 +39,29 @@ __all__ = [
     "BadStream",
     "BodyTooLarge",
     "ClientTooSlow",
+    "ConnectTimeout",
     "EngineAborted",
+    "EngineFailed",
+    "EngineRefused",
     "EngineTimeout",
     "EngineUnreachable",
+    "FirstByteTimeout",
+    "IdleTimeout",
+    "MethodNotAllowed",
     "ModelNotFound",
     "NoEngine",
     "NotRelayed",
+    "NotServed",
+    "PhaseTimeout",
     "RelayError",
     "RequestTooSlow",
     "ShuttingDown",
     "StreamTruncated",
+    "TooManyConnections",
+    "TotalTimeout",
     "error_body",
-    "error_events",
+    "error_message",
+    "error_type",
     "normalise_error",
     "normalise_error_event",
 ]
@@ -71,6 +93,11 @@ class RelayError(Exception):
         """The error as a JSON document."""
         return error_body(self.message, status=self.status, code=self.code, param=self.param)
 
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What the answer says beside it."""
+        retry = self.retry_after_s
+        return [] if retry is None else [(b"retry-after", str(retry).encode())]
+
 
 class BadRequest(RelayError):
     status = 400
@@ -92,9 +119,29 @@ class RequestTooSlow(RelayError):
     code = "request_timeout"
 
 
+class NotServed(RelayError):
+    status = 404
+    code = "not_found"
+
+
+class MethodNotAllowed(RelayError):
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, method: str, path: str, allowed: Iterable[str]) -> None:
+        self._allowed = ", ".join(allowed)
+        super().__init__(f"{method} is not a method of {path}: use {self._allowed}")
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"allow", self._allowed.encode())]
+
+
 class NotRelayed(RelayError):
     status = 404
     code = "not_found"
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(f"no such route: {method} {path}")
 
 
 class NoEngine(RelayError):
@@ -109,9 +156,69 @@ class EngineUnreachable(RelayError):
     retry_after_s = 2
 
 
-class EngineTimeout(RelayError):
+Phase = Literal["connect", "first_byte", "idle", "total"]
+
+
+class PhaseTimeout(RelayError):
+    """A phase that took longer than `config.Timeouts` allows; see `after`."""
+
     status = 504
-    code = "engine_timeout"
+    phase: ClassVar[Phase]
+    late: ClassVar[str]
+    """What did not happen in time."""
+
+    @classmethod
+    def after(cls, within_s: float) -> Self:
+        return cls(f"{cls.late} within {within_s:g} s")
+
+
+class EngineTimeout(PhaseTimeout):
+    """One of the engine's phases."""
+
+
+class ConnectTimeout(EngineTimeout):
+    code = "engine_connect_timeout"
+    phase = "connect"
+    late = "no connection to the engine"
+    retry_after_s = 2
+
+
+class FirstByteTimeout(EngineTimeout):
+    code = "engine_first_byte_timeout"
+    phase = "first_byte"
+    late = "the engine sent nothing of an answer"
+
+
+class IdleTimeout(EngineTimeout):
+    code = "engine_idle_timeout"
+    phase = "idle"
+    late = "the engine sent nothing more"
+
+
+class TotalTimeout(PhaseTimeout):
+    code = "request_total_timeout"
+    phase = "total"
+    late = "the request was not done"
+
+
+class EngineRefused(RelayError):
+    """An engine's own error, in OpenAI's shape, for a client whose answer has begun with keep-alives."""
+
+    def __init__(self, body: bytes, status: int) -> None:
+        super().__init__(error_message(body))
+        self.status = status
+        self._body = body
+
+    def body(self) -> bytes:
+        return self._body
+
+
+class EngineFailed(EngineRefused):
+    """An engine's own error as the first event of its stream: the client gets it as its answer."""
+
+    def __init__(self, event: bytes) -> None:
+        """`event` is the error in OpenAI's shape; the status is its `code`, as SGLang has it."""
+        super().__init__(event, _status_in(event))
 
 
 class EngineAborted(RelayError):
@@ -140,6 +247,18 @@ class ShuttingDown(RelayError):
     code = "gateway_shutdown"
     retry_after_s = 2
 
+    def __init__(self) -> None:
+        super().__init__("the gateway is shutting down")
+
+
+class TooManyConnections(RelayError):
+    status = 503
+    code = "too_many_connections"
+    retry_after_s = 2
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [*super().headers(), (b"connection", b"close")]
+
 
 def error_type(status: int) -> str:
     """OpenAI's `type` for an HTTP status."""
@@ -150,20 +269,6 @@ def error_body(message: str, *, status: int, code: str | None = None, param: str
     """``{"error": {message, type, param, code}}`` as JSON."""
     error = {"message": message, "type": error_type(status), "param": param, "code": code}
     return msgspec.json.encode({"error": error})
-
-
-def error_events(route: str, error: RelayError) -> bytes:
-    """`error` as the end of a stream that has begun, in the dialect of its route."""
-    if route == "/v1/messages":
-        detail = {"type": "api_error", "message": error.message}
-        data = msgspec.json.encode({"type": "error", "error": detail})
-        return b"event: error\ndata: " + data + b"\n\n"
-    if route == "/v1/responses":
-        data = msgspec.json.encode(
-            {"type": "error", "code": error.code, "message": error.message, "param": None}
-        )
-        return b"event: error\ndata: " + data + b"\n\n"
-    return b"data: " + error.body() + b"\n\ndata: [DONE]\n\n"
 
 
 def normalise_error(body: bytes, status: int) -> bytes:
@@ -178,7 +283,7 @@ def normalise_error(body: bytes, status: int) -> bytes:
         return error_body(text[:2000] or f"the engine answered {status}", status=status)
     if not isinstance(parsed, dict):
         return error_body(f"the engine answered {status}: {parsed}"[:2000], status=status)
-    if isinstance(parsed.get("error"), dict):
+    if _is_openais(parsed):
         return body
     return _from_flat(parsed, status)
 
@@ -189,14 +294,43 @@ def normalise_error_event(data: bytes) -> bytes | None:
         parsed = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if not isinstance(parsed, dict) or isinstance(parsed.get("error"), dict):
+    if not isinstance(parsed, dict) or _is_openais(parsed):
         return None
     code = parsed.get("code")
     status = code if isinstance(code, int) and 400 <= code < 600 else 500
     return _from_flat(parsed, status)
 
 
+def error_message(data: bytes) -> str:
+    """What an error event without any known form says."""
+    try:
+        parsed = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        return "the engine reported an error"
+    inner = parsed.get("error")
+    return _message_of(inner if isinstance(inner, dict) else parsed, 500)
+
+
+def _status_in(event: bytes) -> int:
+    """The HTTP status that an error names as its code; 502 where it names none."""
+    try:
+        code = msgspec.json.decode(event)["error"]["code"]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+        return 502
+    return code if isinstance(code, int) and 400 <= code < 600 else 502
+
+
+def _is_openais(parsed: dict[str, Any]) -> bool:
+    """Whether it is an object `error` that says something."""
+    error = parsed.get("error")
+    return isinstance(error, dict) and isinstance(error.get("message"), str)
+
+
 def _from_flat(parsed: dict[str, Any], status: int) -> bytes:
+    inner = parsed.get("error")
+    parsed = inner if isinstance(inner, dict) and inner else parsed
     code, param = parsed.get("code"), parsed.get("param")
     return error_body(
         _message_of(parsed, status),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import uuid
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from tokenflow_gateway.relay.errors import BodyTooLarge, RelayError, RequestTooS
 from tokenflow_gateway.relay.guard import ClientGone
 from tokenflow_gateway.relay.upstream import Header
 
-__all__ = ["CONNECTION", "STREAM_HEADER", "STREAM_HEADERS", "ClientConnection", "Exchange"]
+__all__ = ["CONNECTION", "STREAM_HEADER", "STREAM_HEADERS", "ClientConnection", "Exchange", "take_the_rest"]
 
 CONNECTION: Final = "tokenflow.connection"
 """The client's connection in the extensions of the ASGI scope, where the server gives it."""
@@ -30,15 +31,19 @@ STREAM_HEADERS: Final[tuple[Header, ...]] = (
 )
 """What keeps proxies and compressors in between from holding events back."""
 
+_LINGER_S = 2.0
+"""How long the rest of a refused body is taken."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class ClientConnection(Protocol):
     """What `http_protocol` tells of a client's connection, and lets the relay do with it."""
 
-    @property
-    def writable(self) -> bool:
-        """Whether a write now would go through without waiting."""
+    writable: bool
+    """Whether a write now would go through without waiting."""
+
+    def write(self, data: bytes) -> None:
+        """A part of the body of an answer that has begun; only while `writable`."""
 
     @property
     def meter(self) -> SocketMeter | None:
@@ -63,6 +68,9 @@ class Exchange:
         """Status of the answer, once it has begun."""
         self.streaming = False
         """The answer is a stream of events, so that an error can still be told in it."""
+        self.complete = False
+        """The answer has come to its end: nothing more can be told."""
+        self._body_read = False
         self._connection: ClientConnection | None = scope.get("extensions", {}).get(CONNECTION)
 
     @property
@@ -73,12 +81,19 @@ class Exchange:
         return (raw + (b"?" + query if query else b"")).decode("latin-1")
 
     async def read_body(self, limit_bytes: int, *, within_s: float) -> bytes:
-        """The whole request body. Raises `BodyTooLarge`, `RequestTooSlow` or `ClientGone`."""
+        """The whole request body. Raises `BodyTooLarge`, `RequestTooSlow` or `ClientGone`.
+
+        One that announces itself as too large is not read at all.
+        """
+        if _length(self.headers) > limit_bytes:
+            raise BodyTooLarge(f"the request body is larger than {limit_bytes} bytes")
         try:
             async with asyncio.timeout(within_s):
-                return await self._read_body(limit_bytes)
+                body = await self._read_body(limit_bytes)
         except TimeoutError as error:
             raise RequestTooSlow(f"the request body did not arrive within {within_s:g} s") from error
+        self._body_read = True
+        return body
 
     async def _read_body(self, limit_bytes: int) -> bytes:
         parts, size = [], 0
@@ -103,8 +118,8 @@ class Exchange:
 
     @property
     def writable(self) -> bool:
-        """Whether `write` will not wait, as far as the server says."""
-        return self._connection is None or self._connection.writable
+        """Whether `write_now` may be called: the connection takes more, and the server lets it be seen."""
+        return self._connection is not None and self._connection.writable
 
     @property
     def meter(self) -> SocketMeter | None:
@@ -115,8 +130,14 @@ class Exchange:
         """Hand bytes to the server; waits while the client's connection is full."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
+    def write_now(self, data: bytes) -> None:
+        """The same without waiting; only while `writable`."""
+        assert self._connection is not None
+        self._connection.write(data)
+
     async def finish(self, data: bytes = b"") -> None:
         await self._send({"type": "http.response.body", "body": data})
+        self.complete = True
 
     async def break_off(self) -> None:
         """Leave the answer unfinished, in a way that a client which does not read cannot hold up."""
@@ -128,16 +149,46 @@ class Exchange:
 
     async def answer(self, status: int, body: bytes, headers: Iterable[Header] = ()) -> None:
         """A whole JSON answer at once."""
-        length = (b"content-length", str(len(body)).encode())
-        await self.start(status, [(b"content-type", b"application/json"), length, *headers])
+        await self.start(status, [*_json_headers(body), *headers])
         await self.finish(body)
 
-    async def fail(self, error: RelayError) -> None:
-        """The answer is an error; only before `start`."""
-        retry: list[Header] = []
-        if error.retry_after_s is not None:
-            retry.append((b"retry-after", str(error.retry_after_s).encode()))
-        await self.answer(error.status, error.body(), retry)
+    async def fail(self, error: RelayError, body: bytes) -> None:
+        """The answer is an error, `body` what it says; only before `start`."""
+        if self._body_read or not _has_body(self.headers):
+            await self.answer(error.status, body, error.headers())
+            return
+        headers = [*_json_headers(body), (b"connection", b"close"), *error.headers()]
+        await self.start(error.status, headers)
+        await self.write(body)
+        await take_the_rest(self.receive)
+        await self.finish()
+
+
+async def take_the_rest(receive: Receive) -> None:
+    """Take a refused body for a while: a client that is cut off while it sends may never see its answer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LINGER_S):
+            while (await receive()).get("more_body"):
+                pass
+
+
+def _json_headers(body: bytes) -> list[Header]:
+    return [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+
+
+def _has_body(headers: Iterable[Header]) -> bool:
+    return any(
+        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        for name, value in headers
+    )
+
+
+def _length(headers: Iterable[Header]) -> int:
+    """What ``content-length`` announces; 0 where nothing does."""
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return 0
 
 
 def _request_id(headers: Iterable[Header]) -> str:

@@ -1,61 +1,79 @@
-"""Ends a request's task when its client leaves or its engine takes too long."""
+"""Ends a request's task when its client leaves or a phase of it takes too long."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
 from types import TracebackType
 
 from starlette.types import Receive
 
-from tokenflow_gateway.relay.errors import EngineTimeout
+from tokenflow_gateway.relay.errors import EngineTimeout, FirstByteTimeout, TotalTimeout
 
-__all__ = ["ClientGone", "RequestGuard"]
+__all__ = ["ClientGone", "RequestGuard", "TotalTime"]
 
 
 class ClientGone(Exception):
     """The client closed its connection before the answer was complete."""
 
 
+class TotalTime:
+    """What one request may take from its arrival to its end."""
+
+    __slots__ = ("until", "within_s")
+
+    def __init__(self, within_s: float | None, *, arrived: float) -> None:
+        """`arrived` by the event loop's clock."""
+        self.within_s = within_s
+        self.until = math.inf if within_s is None else arrived + within_s
+
+    def expired(self) -> TotalTimeout:
+        assert self.within_s is not None
+        return TotalTimeout.after(self.within_s)
+
+
 class RequestGuard:
     """Context manager around one request, entered once its body has been read.
 
-    Interrupts the task that entered it, at whatever it awaits, and turns that into `ClientGone` or
-    `EngineTimeout`. A deadline is an attribute store (`expect`, `hold`), so it can move with every chunk;
-    its one timer re-arms itself only when it fires early.
+    Interrupts the task that entered it, at whatever it awaits, and turns that into `ClientGone`, an
+    `EngineTimeout` or, whatever it is that is waited for, a `TotalTimeout`. A deadline is an attribute store
+    (`expect`, `hold`), so it can move with every chunk; the timer re-arms itself when it fires early.
     """
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, total: TotalTime | None = None) -> None:
         self._receive = receive
         self._loop = asyncio.get_running_loop()
+        self._total = total or TotalTime(None, arrived=0.0)
         self._deadline = math.inf
-        self._on_expiry: Callable[[], Exception] = lambda: EngineTimeout("the engine took too long")
+        self._within_s = math.inf
+        self._late: type[EngineTimeout] = FirstByteTimeout
         self._interrupt: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def expect(self, within_s: float, phase: str) -> None:
-        """The engine has `within_s` seconds from now to do what `phase` names."""
-        self._deadline = self._loop.time() + within_s
-        self._on_expiry = lambda: EngineTimeout(f"the engine sent {phase} within {within_s:g} s")
-        if self._timer is None or self._timer.when() > self._deadline:
-            self._arm()
+    def expect(self, within_s: float, late: type[EngineTimeout]) -> None:
+        """The engine has `within_s` seconds from now, and `late` is what it is otherwise."""
+        self._late = late
+        self._within_s = within_s
+        self.resume(self._loop.time() + within_s)
 
-    def extend(self, by_s: float) -> None:
-        """Progress was made: the deadline is `by_s` seconds from now, and not before the one that was set."""
-        self._deadline = self._loop.time() + by_s
-        if self._timer is None:
-            self._arm()
+    def hold(self) -> float:
+        """It is not the engine that is waited for now. Returns the deadline it had, for `resume`."""
+        deadline, self._deadline = self._deadline, math.inf
+        return deadline
 
-    def hold(self) -> None:
-        """It is not the engine that is waited for now."""
-        self._deadline = math.inf
+    def resume(self, deadline: float) -> None:
+        """The engine is waited for again, and what has come from it was no progress."""
+        self._deadline = deadline
+        if self._timer is None or self._timer.when() > deadline:
+            self._arm()
 
     async def __aenter__(self) -> RequestGuard:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         self._watcher = self._loop.create_task(self._watch_client())
+        if self._total.until < math.inf:
+            self._arm()
         return self
 
     async def __aexit__(
@@ -74,16 +92,24 @@ class RequestGuard:
             pass
         self._stop(ClientGone())
 
+    @property
+    def _next(self) -> float:
+        """When to look again."""
+        return min(self._deadline, self._total.until)
+
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._deadline, self._fire)
+        self._timer = self._loop.call_at(self._next, self._fire)
 
     def _fire(self) -> None:
         self._timer = None
-        if self._deadline <= self._loop.time():
-            self._stop(self._on_expiry())
-        elif self._deadline < math.inf:
+        now = self._loop.time()
+        if self._total.until <= now:
+            self._stop(self._total.expired())
+        elif self._deadline <= now:
+            self._stop(self._late.after(self._within_s))
+        elif self._next < math.inf:
             self._arm()
 
     def _stop(self, interrupt: Exception) -> None:

@@ -16,12 +16,15 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tokenflow_gateway.readers.track import ReaderTrack
+from tokenflow_gateway.relay.chunk_shape import ChunkShape
 from tokenflow_gateway.relay.errors import normalise_error_event
 from tokenflow_gateway.relay.sse import Event, SSEReader, is_done
 from tokenflow_gateway.relay.usage import Usage, without_usage
 
 __all__ = ["ABORTED", "DONE", "Piece", "StreamMeter"]
 
+_MOST_MISFITS = 16
+"""After so many chunks in a row that fit no shape none is looked for: with logprobs none ever does."""
 DONE = b"data: [DONE]\n\n"
 ABORTED = "abort"
 """SGLang's `finish_reason` of a request that somebody, or its scheduler, has ended."""
@@ -78,9 +81,10 @@ class Piece(NamedTuple):
 class StreamMeter:
     """Turns the engine's bytes into the client's, event by event and unchanged but for what must differ.
 
-    Removed: comments and other events without data, and the usage where the client did not ask for it: the
-    event at the end, and what chunks carry because the gateway asked (`cut_usage`). Rewritten: an error that
-    is not in OpenAI's shape. Everything else leaves as the bytes it came in.
+    Removed: comments, events with no data or an empty one, and the usage where the client did not ask for it:
+    the event at the end, and what chunks carry because the gateway asked (`cut_usage`). Rewritten: an event
+    that is more than one line of data (`Event.plain`), an error that is not in OpenAI's shape. Everything
+    else leaves as the bytes it came in.
     """
 
     def __init__(
@@ -95,17 +99,27 @@ class StreamMeter:
         self._open_choices: set[int] = set()
         self._finished_choices = 0
         self._ended = False
+        self._shape: ChunkShape | None = None
+        self._misfits = 0  # in a row
+        self.events = 0
+        """Events with data that have come so far."""
         self.tokens = 0
         """Tokens of the answer that have come so far."""
         self.usage: Usage | None = None
+        """The last that was decoded."""
         self.settled = False
         """`tokens` is the engine's own count of the whole answer."""
         self.done = False
         """``[DONE]`` has been passed on: nothing may follow."""
         self.failed = False
-        """The engine reported an error inside the stream."""
+        """The engine reported an error inside the stream, which is the end of it."""
+        self.error: bytes | None = None
+        """That error, in OpenAI's shape."""
         self.aborted = False
         """The engine gave the request up; what it says after that is not passed on."""
+        self.sequence = 0
+        self.ending = DONE
+        """What the stream lacks if it ends without."""
 
     @property
     def readable(self) -> int:
@@ -119,6 +133,14 @@ class StreamMeter:
 
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the engine; returns those for the client now. Raises `sse.SSEError`."""
+        shape = self._shape
+        if shape is not None and self._reader.between_events and not self.done and not self.aborted:
+            said = shape.read(data)
+            if said is not None:
+                return self._text(shape, data, *said)
+            self._misfits += 1
+            if self._misfits == _MOST_MISFITS:
+                self._shape = None
         events = self._reader.feed(data)
         if len(events) == 1 and not self.done and not self.aborted:
             return self._one(events[0]) or b""
@@ -142,19 +164,23 @@ class StreamMeter:
                 yield raw
 
     def _one(self, event: Event) -> bytes | None:
-        if not event.has_data:
-            return None
         if is_done(event):
             self.done = True
-            return event.raw
+            return DONE
+        event = event.plain()
+        data = event.data
+        if not data.strip():
+            return None
+        self.events += 1
         try:
-            chunk = _decode(event.data)
+            chunk = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None if self._ended else event.raw  # cut off, or nothing we know and not ours to judge
         if chunk.error is not None or chunk.object == "error":
-            self.failed = True
-            flat = normalise_error_event(event.data)
-            return event.raw if flat is None else b"data: " + flat + b"\n\n"
+            self.failed = self.done = True
+            flat = normalise_error_event(data)
+            self.error = data if flat is None else flat
+            return (event.raw if flat is None else b"data: " + flat + b"\n\n") + DONE
         return self._count(event, chunk)
 
     def _count(self, event: Event, chunk: _Chunk) -> bytes | None:
@@ -168,6 +194,8 @@ class StreamMeter:
             self._follow(choice, chunk.usage)
         if self.aborted:
             return None
+        if self._shape is None and self._misfits < _MOST_MISFITS:
+            self._learn_shape(event, chunk)
         if chunk.usage is None:
             return event.raw
         if self._exact:
@@ -175,6 +203,33 @@ class StreamMeter:
         else:
             self._settle(chunk.usage)  # of an engine that puts it into the last chunk
         return without_usage(event, leaves_null=chunk.leaves_null) if self._cut_usage else event.raw
+
+    def _learn_shape(self, event: Event, chunk: _Chunk) -> None:
+        """Take this chunk as the pattern of those to come, if it is nothing but a piece of one text."""
+        choice = chunk.choices[0] if chunk.choices else None
+        if choice is None or len(chunk.choices or ()) > 1 or choice.index or choice.finish_reason is not None:
+            return
+        delta = choice.delta
+        text = choice.text if delta is None else delta.content
+        if not text or (delta is not None and (delta.is_hidden() or delta.refusal or choice.text)):
+            return
+        if self._exact is (chunk.usage is not None):
+            self._shape = ChunkShape.of(event.raw, text, chunk.usage, leaves_null=chunk.leaves_null)
+            self._misfits += self._shape is None
+
+    def _text(self, shape: ChunkShape, raw: bytes, text: str, completion: int) -> bytes:
+        """Count an event that is a piece of text in the known shape, as `_count` would."""
+        self.events += 1
+        self._misfits = 0
+        tokens = 1
+        if shape.counted:
+            tokens = max(0, completion - self._counts.get(0, 0))
+            if tokens:
+                self._counts[0] = completion
+        self.tokens += tokens
+        self._track.content(text, tokens)
+        self._open_choices.add(0)
+        return shape.cut(raw) if shape.counted and self._cut_usage else raw
 
     def _settle(self, usage: Usage) -> None:
         """The engine's own count of the whole answer."""

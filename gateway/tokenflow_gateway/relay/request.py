@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Final, Literal, cast, get_args
+from json import JSONDecoder
+from typing import Any, Literal, cast, get_args
 
 import msgspec
 
@@ -12,18 +13,19 @@ from tokenflow_engine.protocol import Reader
 from tokenflow_gateway.relay.errors import BadRequest
 
 __all__ = [
-    "METERED_ROUTES",
+    "Body",
     "ReaderFields",
     "RequestFields",
+    "named_body",
     "parse_object",
     "read_delivery",
     "read_fields",
+    "read_flag",
+    "read_object",
+    "read_plain_fields",
     "read_reader",
     "upstream_body",
 ]
-
-METERED_ROUTES: Final = frozenset({"/v1/chat/completions", "/v1/completions"})
-"""Routes whose answers are followed token by token; the others pass through."""
 
 
 class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,10 +33,12 @@ class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str | None
     stream: bool
-    wants_usage: bool
+    wants_usage: bool = True
     """The client asked for the usage chunk itself, so it is not removed."""
-    wants_usage_in_chunks: bool
+    wants_usage_in_chunks: bool = True
     """The same of the usage in each chunk (SGLang's ``continuous_usage_stats``)."""
+    detached: bool = False
+    """The engine answers at once and generates by itself: there is nothing to follow, or to end."""
 
 
 Body = dict[str, msgspec.Raw]
@@ -42,6 +46,10 @@ Body = dict[str, msgspec.Raw]
 
 _TRUE = msgspec.Raw(b"true")
 _decode_body = msgspec.json.Decoder(Body).decode
+_READ_FIELDS = ("model", "stream", "stream_options", "rid", "user", "request_id", "background", "metadata")
+_CHECKED_BYTES = 256 * 1024
+"""Bodies up to this size are searched for fields that come twice; in others the last one counts."""
+_BYTE = re.compile(r"^(?P<what>.*) \(byte (?P<at>\d+)\)$", re.DOTALL)
 
 
 class _StreamOptions(msgspec.Struct):
@@ -52,27 +60,81 @@ class _StreamOptions(msgspec.Struct):
 def parse_object(body: bytes) -> Body:
     """The body as a JSON object. Raises `BadRequest` naming the place of the fault."""
     try:
-        return _decode_body(body)
+        parsed = _decode_body(body)
     except msgspec.ValidationError as error:
         raise BadRequest("the request body must be a JSON object") from error
     except RecursionError as error:
         raise BadRequest("the request body is nested too deeply") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(f"the request body is not valid JSON: {error}") from error
+        raise BadRequest(f"the request body is not valid JSON: {_where(body, error)}") from error
+    if len(body) <= _CHECKED_BYTES:
+        _refuse_doubles(body)
+    return parsed
+
+
+def _where(body: bytes, error: Exception) -> str:
+    """What is wrong with `body` and where: line and column count from 1, in bytes."""
+    if isinstance(error, UnicodeDecodeError):
+        what, at = "text that is not UTF-8", error.start
+    elif found := _BYTE.match(str(error)):
+        what, at = found["what"], int(found["at"])
+    else:
+        what, at = str(error), len(body)  # cut off
+    what = what.removeprefix("JSON is malformed: ")
+    line, column = body.count(b"\n", 0, at) + 1, at - body.rfind(b"\n", 0, at)
+    return f"{what} at line {line}, column {column} (byte {at})"
+
+
+def _refuse_doubles(body: bytes) -> None:
+    """Raises `BadRequest` for a field that the gateway reads and that is there twice.
+
+    Two readers of such a body could take it differently.
+    """
+    if all(body.count(b'"%b"' % name.encode()) < 2 for name in _READ_FIELDS):
+        return
+    try:
+        names = JSONDecoder(object_pairs_hook=_names).decode(body.decode())
+    except (ValueError, RecursionError):
+        return  # of what msgspec reads and this does not, the engine is the judge
+    for name in _READ_FIELDS:
+        if names.count(name) > 1:
+            raise BadRequest(f"`{name}` is there more than once", param=name)
+
+
+def _names(pairs: list[tuple[str, Any]]) -> list[str]:
+    return [name for name, _ in pairs]
 
 
 def read_fields(parsed: Body) -> RequestFields:
-    """The deciding fields of a parsed body. Raises `BadRequest` for a wrong type."""
-    model = _field(parsed, "model", str | None, "`model` must be a string")
-    stream = _field(parsed, "stream", bool | None, "`stream` must be true or false")
+    """The deciding fields of a chat or completion. Raises `BadRequest` for a wrong type."""
     options = _field(parsed, "stream_options", _StreamOptions | None, "`stream_options` must be an object")
     options = options or _StreamOptions()
-    return RequestFields(
-        model=model,
-        stream=bool(stream),
+    return msgspec.structs.replace(
+        read_plain_fields(parsed),
         wants_usage=bool(options.include_usage),
         wants_usage_in_chunks=bool(options.continuous_usage_stats),
     )
+
+
+def read_plain_fields(parsed: Body) -> RequestFields:
+    """Those that all dialects share. Raises `BadRequest` for a wrong type."""
+    model = _field(parsed, "model", str | None, "`model` must be a string")
+    return RequestFields(model=model, stream=read_flag(parsed, "stream"))
+
+
+def read_flag(parsed: Body, name: str) -> bool:
+    """A field that is true, or else false, null or missing. Raises `BadRequest`."""
+    return bool(_field(parsed, name, bool | None, f"`{name}` must be true or false"))
+
+
+def read_object(raw: msgspec.Raw | None) -> Body | None:
+    """A field that may be an object; None if it is anything else."""
+    if raw is None:
+        return None
+    try:
+        return _decode_body(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def _field(parsed: Body, name: str, kind: Any, message: str) -> Any:
@@ -82,6 +144,10 @@ def _field(parsed: Body, name: str, kind: Any, message: str) -> Any:
         return None
     try:
         return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        _, inside, path = str(error).partition(" - at `$.")
+        where = f"{name}.{path.rstrip('`')}" if inside else name
+        raise BadRequest(f"{message}: {str(error).partition(' - at ')[0]}", param=where) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(message, param=name) from error
 
@@ -101,11 +167,13 @@ _RATE = re.compile(r"[0-9]{1,4}(\.[0-9]{1,20})?")
 _MAX_USER_CHARS = 256
 
 
-def read_reader(headers: Iterable[tuple[bytes, bytes]], parsed: Body, *, user_header: str) -> ReaderFields:
+def read_reader(
+    headers: Iterable[tuple[bytes, bytes]], body_user: msgspec.Raw | None, *, user_header: str
+) -> ReaderFields:
     """What headers and body say of the reader. Raises `BadRequest` for a header's value that means nothing.
 
-    Who reads is in `user_header`, or else in the body's `user`. That one is the engine's to judge: if it is
-    no string, or too long, nobody is named here.
+    Who reads is in `user_header`, or else in `body_user`, the body's own field. That one is the engine's to
+    judge: if it is no string, or too long, nobody is named here.
     """
     reader: Reader = "human"
     rate: float | None = None
@@ -118,7 +186,7 @@ def read_reader(headers: Iterable[tuple[bytes, bytes]], parsed: Body, *, user_he
             rate = _rate(value.decode("latin-1"))
         elif name == named:
             user = _user(value, user_header)
-    return ReaderFields(reader=reader, rate=rate, user=user or _body_user(parsed))
+    return ReaderFields(reader=reader, rate=rate, user=user or _body_user(body_user))
 
 
 def _user(value: bytes, header: str) -> str:
@@ -127,8 +195,7 @@ def _user(value: bytes, header: str) -> str:
     return value.decode("utf-8", "surrogateescape").strip()
 
 
-def _body_user(parsed: Body) -> str | None:
-    raw = parsed.get("user")
+def _body_user(raw: msgspec.Raw | None) -> str | None:
     if raw is None or memoryview(raw).nbytes > 6 * _MAX_USER_CHARS:
         return None
     try:
@@ -188,3 +255,8 @@ def upstream_body(parsed: Body, *, rid: str | None, stream: bool) -> bytes:
             options["continuous_usage_stats"] = _TRUE
         sent["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
     return msgspec.json.encode(sent)
+
+
+def named_body(parsed: Body, field: str, rid: str) -> bytes:
+    """The body with the gateway's name for the request in `field`. All other fields leave as they came."""
+    return msgspec.json.encode({**parsed, field: msgspec.Raw(msgspec.json.encode(rid))})

@@ -41,11 +41,28 @@ class Event:
         return f"Event({self.raw!r})"
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is one line ``data: ...`` and a blank line, ended by LF: what every client can read."""
+        raw = self.raw
+        return raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw
+
+    def plain(self) -> Event:
+        """The event with its data only, as `is_plain` has it; itself if it is that, or has no data.
+
+        JSON comes to stand on one line, since clients exist that read line by line. Other data of several
+        lines keeps them.
+        """
+        if self.is_plain or not self.has_data:
+            return self
+        data = self.data
+        line_break = b" " if data.lstrip().startswith((b"{", b"[")) else b"\ndata: "
+        return Event(b"data: " + data.replace(b"\n", line_break) + b"\n\n")
+
+    @property
     def data(self) -> bytes:
         """The values of the data lines joined by LF; empty where there is none (see `has_data`)."""
-        raw = self.raw
-        if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2 and b"\r" not in raw:
-            return raw[6:-2]
+        if self.is_plain:
+            return self.raw[6:-2]
         return b"\n".join(value for name, value in self._fields() if name == b"data")
 
     @property
@@ -96,6 +113,11 @@ class SSEReader:
     def pending_bytes(self) -> int:
         """Bytes held until the rest of their event arrives."""
         return len(self._pending)
+
+    @property
+    def between_events(self) -> bool:
+        """What comes next begins an event, of a stream without CRs so far."""
+        return self._begun and not self._pending and not self._seen_cr
 
     def feed(self, data: bytes) -> list[Event]:
         """The events completed by `data`, in order.

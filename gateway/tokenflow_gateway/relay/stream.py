@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Literal
 
 from tokenflow_engine.buffer import VirtualBuffer
 from tokenflow_engine.protocol import State, StreamState
+from tokenflow_gateway.config import ANONYMOUS
 from tokenflow_gateway.readers.connection import ConnectionTrack
 from tokenflow_gateway.readers.track import ReaderTrack
 
 if TYPE_CHECKING:
     from tokenflow_gateway.engines.engine import Engine
 
-__all__ = ["ANONYMOUS", "End", "Stream", "StreamTable", "new_rid"]
-
-ANONYMOUS = "anonymous"
-"""The tenant of requests that name none."""
+__all__ = ["End", "Stream", "StreamTable", "new_rid"]
 
 End = Literal[
     "finished",
@@ -29,6 +27,8 @@ End = Literal[
     "engine_error",
     "engine_lost",
     "engine_timeout",
+    "total_timeout",
+    "retried",
     "truncated",
     "client_too_slow",
     "shutdown",
@@ -37,7 +37,8 @@ End = Literal[
 """Why a stream ended.
 
 ``refused``: the engine answered with an error status, and runs nothing; ``engine_error``: an error inside the
-stream; ``client_too_slow``: the client did not read (`config.DeliverySettings`); ``failed``: our own fault.
+stream; ``retried``: nothing of it was done, and another engine is asked under a `rid` of its own;
+``client_too_slow``: the client did not read (`config.DeliverySettings`); ``failed``: our own fault.
 """
 
 

@@ -14,6 +14,10 @@ _NULL_END = _KEY + b"null" + _END
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
+_MOST_TOKENS = 10_000_000
+"""More than any context holds. A larger count is an engine's fault, and is not to reach counters."""
+
+
 class Usage(msgspec.Struct, frozen=True):
     """The counts, as far as they are used. Engines have sent them as null and as fractions."""
 
@@ -21,8 +25,16 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: float | None = 0
 
     @property
+    def prompt(self) -> int:
+        return _count(self.prompt_tokens)
+
+    @property
     def completion(self) -> int:
-        return int(self.completion_tokens or 0)
+        return _count(self.completion_tokens)
+
+
+def _count(tokens: float | None) -> int:
+    return int(min(max(tokens or 0, 0), _MOST_TOKENS))
 
 
 _decode_usage = msgspec.json.Decoder(Usage).decode

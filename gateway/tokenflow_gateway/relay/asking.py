@@ -1,0 +1,105 @@
+"""How engines are asked: under which limits, and which one after another."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from tokenflow_gateway.config import Timeouts
+from tokenflow_gateway.engines.engine import Engine
+from tokenflow_gateway.engines.registry import EngineRegistry
+from tokenflow_gateway.metrics import Metrics
+from tokenflow_gateway.relay.attempts import Attempts, RetryReason
+from tokenflow_gateway.relay.dialects import Dialect
+from tokenflow_gateway.relay.engine_answer import EngineAnswer
+from tokenflow_gateway.relay.errors import (
+    EngineTimeout,
+    EngineUnreachable,
+    FirstByteTimeout,
+    NoEngine,
+    PhaseTimeout,
+    RelayError,
+    RequestTooSlow,
+)
+from tokenflow_gateway.relay.exchange import Exchange
+from tokenflow_gateway.relay.guard import RequestGuard, TotalTime
+from tokenflow_gateway.relay.outcome import Outcome
+from tokenflow_gateway.relay.routes import route_of
+from tokenflow_gateway.relay.upstream import Header, Upstream
+
+__all__ = ["BUSY", "Asking", "Request"]
+
+BUSY = 503
+"""Status of an engine that has done nothing for a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as it arrived, and how long it may take."""
+
+    exchange: Exchange
+    dialect: Dialect
+    body: bytes
+    timeouts: Timeouts
+    total: TotalTime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asking:
+    """Asks engines for what clients want of them, and counts what goes wrong with that."""
+
+    upstream: Upstream
+    registry: EngineRegistry
+    metrics: Metrics
+    max_attempts: int
+    on_engine_failure: Callable[[Engine], None]
+
+    def attempts(self, model: str | None) -> Attempts:
+        """Raises `ModelNotFound` or `NoEngine`."""
+        return Attempts(self.registry, model, most=self.max_attempts)
+
+    @asynccontextmanager
+    async def ask(
+        self, request: Request, engine: Engine, body: bytes | None, own_headers: Iterable[Header] = ()
+    ) -> AsyncIterator[tuple[RequestGuard, EngineAnswer]]:
+        """The engine's answer to this request, under the guard. Raises `ClientGone` or a `RelayError`."""
+        exchange, timeouts = request.exchange, request.timeouts
+        async with RequestGuard(exchange.receive, request.total) as guard:
+            guard.expect(timeouts.first_byte_s, FirstByteTimeout)
+            async with self.upstream.request(
+                engine,
+                exchange.method,
+                exchange.path_qs,
+                headers=exchange.headers,
+                own_headers=own_headers,
+                request_id=exchange.request_id,
+                body=body,
+                connect_s=timeouts.connect_s,
+            ) as response:
+                yield guard, response
+
+    def ask_another(
+        self,
+        exchange: Exchange,
+        engine: Engine,
+        attempts: Attempts,
+        reason: RetryReason,
+        outcome: Outcome,
+    ) -> None:
+        """Note in `outcome` who is asked instead of `engine`, if the client has heard nothing yet."""
+        if exchange.status is not None or (another := attempts.another()) is None:
+            return
+        self.metrics.retries.labels(engine.name, reason).inc()
+        outcome.end, outcome.next = "retried", another
+
+    def failed(self, engine: Engine, error: RelayError) -> None:
+        """Have the engine probed, if the failure may be its own."""
+        if isinstance(error, (NoEngine, EngineUnreachable, EngineTimeout)):
+            self.on_engine_failure(engine)
+
+    def note_timeout(self, exchange: Exchange, error: RelayError) -> None:
+        """Count a phase that took too long, whosever it was."""
+        if isinstance(error, (PhaseTimeout, RequestTooSlow)):
+            phase = error.phase if isinstance(error, PhaseTimeout) else "body"
+            self.metrics.timeouts.labels(route_of(exchange.path) or "other", phase).inc()

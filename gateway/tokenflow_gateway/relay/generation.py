@@ -1,0 +1,234 @@
+"""What generates text: a stream record and a `rid` for each request, followed token by token."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from tokenflow_engine.buffer import DEFAULT_RATE, VirtualBuffer
+from tokenflow_gateway.config import ANONYMOUS, KeepAliveSettings, Settings
+from tokenflow_gateway.engines.engine import Engine
+from tokenflow_gateway.lifecycle import Lifecycle
+from tokenflow_gateway.metrics import Metrics
+from tokenflow_gateway.readers.progress import Capabilities
+from tokenflow_gateway.readers.registry import ReaderRegistry
+from tokenflow_gateway.readers.track import ReaderTrack
+from tokenflow_gateway.relay.answer import (
+    EventHead,
+    is_event_stream,
+    relay_document,
+    relay_error,
+    relay_events,
+)
+from tokenflow_gateway.relay.asking import BUSY, Asking, Request
+from tokenflow_gateway.relay.attempts import Attempts, retry_reason
+from tokenflow_gateway.relay.delivery import Delivery
+from tokenflow_gateway.relay.dialects import Dialect, Meter
+from tokenflow_gateway.relay.errors import ClientTooSlow, NotRelayed, RelayError, ShuttingDown
+from tokenflow_gateway.relay.exchange import Exchange
+from tokenflow_gateway.relay.guard import ClientGone, RequestGuard
+from tokenflow_gateway.relay.keepalive import KeepAlive, read_keep_alive
+from tokenflow_gateway.relay.outcome import Outcome, log_end
+from tokenflow_gateway.relay.pacer import Pacer
+from tokenflow_gateway.relay.request import Body, ReaderFields, RequestFields, read_delivery, read_reader
+from tokenflow_gateway.relay.stream import Stream
+
+__all__ = ["LAST_WORDS_S", "Generations"]
+
+LAST_WORDS_S = 1.0
+"""For a client's connection to take the end of a stream that has failed; a client that stalls will not."""
+_MODEL_CHARS = 200
+"""What is kept of a model's name for logs and views: it comes from the client."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What a metered request wants, on whichever engine."""
+
+    request: Request
+    parsed: Body
+    fields: RequestFields
+    reader: ReaderFields
+    track: ReaderTrack
+    paced: bool
+    keep_alive: KeepAliveSettings
+    arrived: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generations:
+    """Serves metered requests. Holds no state of its own: streams live in `lifecycle`."""
+
+    settings: Settings
+    asking: Asking
+    readers: ReaderRegistry
+    lifecycle: Lifecycle
+    metrics: Metrics
+    capabilities: Capabilities
+
+    async def serve(self, request: Request, parsed: Body, fields: RequestFields) -> None:
+        """One request's life, on one engine or, while none has done anything for it, on another.
+
+        Raises `BadRequest`, or what a choice of engines raises; other failures reach the client here.
+        """
+        exchange, dialect = request.exchange, request.dialect
+        reader = read_reader(exchange.headers, dialect.user(parsed), user_header=self.settings.user_header)
+        asked = _Asked(
+            request=request,
+            parsed=parsed,
+            fields=fields,
+            reader=reader,
+            track=self.readers.opened(
+                tenant=ANONYMOUS,
+                user=reader.user,
+                reader=reader.reader,
+                declared_rate=reader.rate,
+                now=time.monotonic(),
+            ),
+            paced=read_delivery(exchange.headers) == "paced",
+            keep_alive=read_keep_alive(exchange.headers, self.settings.keep_alive),
+        )
+        attempts = self.asking.attempts(fields.model)
+        engine: Engine | None = attempts.first
+        while engine is not None:
+            engine = await self._attempt(asked, engine, attempts)
+
+    async def _attempt(self, asked: _Asked, engine: Engine, attempts: Attempts) -> Engine | None:
+        """One stream's life: opened, followed, closed. Its failure reaches the client once it is closed.
+
+        Returns the engine to try next, if this one has done nothing.
+        """
+        exchange, dialect, fields = asked.request.exchange, asked.request.dialect, asked.fields
+        sglang = engine.kind == "sglang"
+        now = time.monotonic()
+        stream = Stream(
+            rid=dialect.new_rid(),
+            request_id=exchange.request_id,
+            route=exchange.path,
+            model=(fields.model or "")[:_MODEL_CHARS],
+            engine=engine,
+            reader=asked.track,
+            engine_copy=VirtualBuffer(rate=asked.reader.rate or DEFAULT_RATE, now=now),
+            streaming=fields.stream,
+            started=asked.arrived,
+        )
+        meter = dialect.meter(
+            asked.track, fields, max_event_bytes=self.settings.max_event_bytes, sglang=sglang
+        )
+        pacer = Pacer(now=now) if asked.paced else None
+        outcome = Outcome()
+        with self.lifecycle.streams.delivering(stream):
+            async with Delivery(exchange, stream, self.settings.delivery, pacer=pacer) as delivery:
+                async with self._open(stream, outcome):
+                    await self._follow(asked, stream, delivery, meter, attempts, outcome)
+                if outcome.error is not None:
+                    with self.metrics.delivering_after_end(stream):
+                        await self._last_words(exchange, dialect, delivery, meter, outcome.error)
+        return outcome.next
+
+    @asynccontextmanager
+    async def _open(self, stream: Stream, outcome: Outcome) -> AsyncIterator[None]:
+        """The stream is on record inside, and closed behind it on every path."""
+        self.lifecycle.open(stream)
+        try:
+            yield
+        finally:
+            self.lifecycle.close(stream, outcome.end)
+            log_end(stream, outcome)
+
+    async def _follow(
+        self,
+        asked: _Asked,
+        stream: Stream,
+        delivery: Delivery,
+        meter: Meter,
+        attempts: Attempts,
+        outcome: Outcome,
+    ) -> None:
+        """Relay one answer and note in `outcome` how it ended. Raises only faults of our own."""
+        exchange = asked.request.exchange
+        head = EventHead(exchange, stream, handle=f"{stream.rid}.{self.capabilities.grant(stream.rid)}")
+        try:
+            async with KeepAlive.of(asked.keep_alive, asked.request.dialect, stream, head, delivery):
+                await self._ask(asked, stream, head, delivery, meter, attempts, outcome)
+        except ClientGone:
+            outcome.end, outcome.next = "client_gone", None
+        except RelayError as error:
+            self.asking.failed(stream.engine, error)
+            self.asking.note_timeout(exchange, error)
+            idle = stream.generated == 0 and (stream.streaming or stream.engine.linked)
+            if (reason := retry_reason(error, idle=idle)) is not None:
+                self.asking.ask_another(exchange, stream.engine, attempts, reason, outcome)
+            if outcome.next is None:
+                outcome.failed(error)
+        except asyncio.CancelledError:  # the server's grace is over; what is left to do is short
+            outcome.failed(ShuttingDown())
+        if meter.done and delivery.empty and not meter.failed:  # what came after changes nothing for anyone
+            outcome.end = "finished"
+
+    async def _ask(
+        self,
+        asked: _Asked,
+        stream: Stream,
+        head: EventHead,
+        delivery: Delivery,
+        meter: Meter,
+        attempts: Attempts,
+        outcome: Outcome,
+    ) -> None:
+        """The engine's answer, whatever it is. Raises `ClientGone` or a `RelayError`."""
+        request, dialect, engine = asked.request, asked.request.dialect, stream.engine
+        idle_s = request.timeouts.idle_s
+        rid = stream.rid if engine.kind == "sglang" else None
+        body = dialect.upstream_body(request.body, asked.parsed, rid=rid, stream=asked.fields.stream)
+        async with self.asking.ask(request, engine, body, dialect.upstream_headers(rid)) as (guard, response):
+            if response.status == BUSY:
+                self.asking.ask_another(request.exchange, engine, attempts, "busy", outcome)
+            if outcome.next is not None:
+                stream.answered = True
+            elif 300 <= response.status < 400:
+                raise NotRelayed(request.exchange.method, request.exchange.path)
+            elif response.status >= 400:
+                outcome.end = "refused"
+                await relay_error(request.exchange, response, dialect)
+            elif is_event_stream(response):
+                await relay_events(head, response, guard, stream, delivery, meter, idle_s=idle_s)
+                outcome.end = "engine_error" if meter.failed else "finished"
+            else:
+                exchange = request.exchange
+                await relay_document(exchange, response, guard, stream, dialect, idle_s=idle_s)
+                outcome.end = "finished"
+
+    async def _last_words(
+        self, exchange: Exchange, dialect: Dialect, delivery: Delivery, meter: Meter, error: RelayError
+    ) -> None:
+        """What the client is still to get: text that waits for it, then the failure (not after the end).
+
+        The engine is free by now. A client that does not take it in time is cut off.
+        """
+        if exchange.status is None:
+            await exchange.fail(error, dialect.error_body(error))
+            return
+        if exchange.complete or not exchange.streaming:
+            return
+        end = b"" if meter.done else dialect.error_events(error, sequence=meter.sequence)
+        await delivery.last_words(end)
+        try:
+            if not isinstance(error, ShuttingDown):
+                async with RequestGuard(exchange.receive):
+                    await delivery.finish()
+                return
+        except ClientGone:
+            return
+        except (ClientTooSlow, asyncio.CancelledError):
+            if exchange.complete:
+                return
+        delivery.hurry()
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                await delivery.finish()
+        except (ClientTooSlow, TimeoutError):
+            await exchange.break_off()

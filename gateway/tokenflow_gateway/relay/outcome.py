@@ -1,0 +1,73 @@
+"""How a stream ended: for the engine, for its client, and in the log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from tokenflow_gateway.engines.engine import Engine
+from tokenflow_gateway.relay.errors import (
+    ClientTooSlow,
+    EngineFailed,
+    EngineRefused,
+    EngineTimeout,
+    EngineUnreachable,
+    NoEngine,
+    RelayError,
+    ShuttingDown,
+    StreamTruncated,
+    TotalTimeout,
+)
+from tokenflow_gateway.relay.stream import End, Stream
+
+__all__ = ["Outcome", "log_end"]
+
+_log = structlog.stdlib.get_logger("tokenflow.relay")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a stream ended, what the client has yet to be told of it, and who is asked instead."""
+
+    end: End = "failed"
+    error: RelayError | None = None
+    next: Engine | None = None
+
+    def failed(self, error: RelayError) -> None:
+        self.end, self.error, self.next = _end_of(error), error, None
+
+
+_ENDS: tuple[tuple[type[RelayError], End], ...] = (
+    (ShuttingDown, "shutdown"),
+    (ClientTooSlow, "client_too_slow"),
+    (TotalTimeout, "total_timeout"),
+    (EngineTimeout, "engine_timeout"),
+    (StreamTruncated, "truncated"),
+    (EngineFailed, "engine_error"),
+    (EngineRefused, "refused"),
+    (NoEngine, "engine_lost"),
+    (EngineUnreachable, "engine_lost"),
+)
+
+
+def _end_of(error: RelayError) -> End:
+    return next((end for kind, end in _ENDS if isinstance(error, kind)), "engine_error")
+
+
+def log_end(stream: Stream, outcome: Outcome) -> None:
+    log = _log.info if outcome.end in {"finished", "refused", "client_gone"} else _log.warning
+    log(
+        "stream ended",
+        rid=stream.rid,
+        request_id=stream.request_id,
+        route=stream.route,
+        model=stream.model,
+        engine=stream.engine.name,
+        end=outcome.end,
+        error=outcome.error and outcome.error.message,
+        next=outcome.next and outcome.next.name,
+        ttft_s=stream.ttft_s and round(stream.ttft_s, 4),
+        delivered=stream.delivered,
+        generated=stream.generated,
+    )

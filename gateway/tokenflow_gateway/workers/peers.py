@@ -1,0 +1,148 @@
+"""What workers ask each other: one question and its answer a connection, over sockets private to the gateway.
+
+A question goes to the worker it is meant for, and is never passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import msgspec
+import structlog
+
+from tokenflow_gateway.workers.worker import Worker
+
+__all__ = [
+    "Forwarded",
+    "Lesson",
+    "PeerAnswer",
+    "PeerServer",
+    "Peers",
+    "Question",
+    "Unreachable",
+    "View",
+    "Wanted",
+]
+
+_log = structlog.stdlib.get_logger("tokenflow.workers")
+
+ANSWER_WITHIN_S = 2.0
+
+T = TypeVar("T")
+
+View = Literal["status", "engines", "streams", "metrics"]
+
+
+class Wanted(msgspec.Struct, frozen=True, tag="view"):
+    """A worker's own part of a view."""
+
+    view: View
+
+
+class Forwarded(msgspec.Struct, frozen=True, tag="reports"):
+    """A request with progress reports that came to another worker than its stream's."""
+
+    rid: str
+    capability: str
+    body: bytes
+
+
+class Lesson(msgspec.Struct, frozen=True, tag="lesson"):
+    """What a worker has learned of a reader; see `readers.learned`. There is no answer."""
+
+    name: bytes
+    ratio: float
+    seconds: float
+
+
+class PeerAnswer(msgspec.Struct, frozen=True):
+    """The response to a forwarded request."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+Question = Wanted | Forwarded | Lesson
+
+
+class Unreachable(Exception):
+    """A worker does not run, or did not answer; `gone` says which."""
+
+    def __init__(self, index: int, *, gone: bool) -> None:
+        super().__init__(f"worker {index} {'does not run' if gone else 'does not answer'}")
+        self.gone = gone
+
+
+class Peers:
+    """The other workers, as one of them sees them."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._telling: set[asyncio.Task[None]] = set()
+
+    def tell(self, lesson: Lesson) -> None:
+        """All others, in the background; one that does not hear it does without."""
+        for index in range(self._worker.count):
+            if index != self._worker.index:
+                task = asyncio.get_running_loop().create_task(self._tell(index, lesson))
+                self._telling.add(task)
+                task.add_done_callback(self._telling.discard)
+
+    async def _tell(self, index: int, lesson: Lesson) -> None:
+        with contextlib.suppress(Unreachable):
+            await self.ask(index, lesson, type(None))
+
+    async def ask(self, index: int, question: Question, answer: type[T]) -> T:
+        """The answer of worker `index`. Raises `Unreachable`."""
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                frame = await self._exchange(index, msgspec.msgpack.encode(question))
+                return msgspec.msgpack.decode(frame, type=answer)
+        except TimeoutError as error:
+            raise Unreachable(index, gone=False) from error
+        except (OSError, msgspec.DecodeError) as error:
+            raise Unreachable(index, gone=True) from error
+
+    async def _exchange(self, index: int, question: bytes) -> bytes:
+        reader, writer = await asyncio.open_unix_connection(self._worker.socket(index))
+        try:
+            writer.write(question)
+            writer.write_eof()
+            return await reader.read()
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+
+class PeerServer:
+    """Answers the other workers until cancelled."""
+
+    def __init__(self, worker: Worker, answer: Callable[[Question], Any]) -> None:
+        self._path = worker.socket(worker.index)
+        self._answer = answer
+        self._decode = msgspec.msgpack.Decoder(Question).decode
+
+    async def run(self) -> None:
+        """Listen in place of a predecessor that may have died."""
+        self._path.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(self._serve, self._path)
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                question = self._decode(await reader.read())
+                writer.write(msgspec.msgpack.encode(self._answer(question)))
+                await writer.drain()
+        except (OSError, TimeoutError, msgspec.DecodeError) as error:
+            _log.warning("another worker's question was not answered", reason=repr(error))
+        finally:
+            writer.close()

@@ -1,0 +1,575 @@
+"""The client of engines on real sockets: framing at every split, reuse, back-pressure, what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import random
+import socket
+import ssl
+import subprocess
+import zlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.gateway import eventually
+from support.raw_engine import Answer, Asked, RawEngine, raw_engine
+from tokenflow_gateway.config import EngineConfig
+from tokenflow_gateway.engines.engine import Engine
+from tokenflow_gateway.relay import engine_pool
+from tokenflow_gateway.relay.engine_answer import MAX_HEAD_BYTES, READ_BYTES, EngineAnswer
+from tokenflow_gateway.relay.errors import ConnectTimeout, EngineUnreachable, NoEngine
+from tokenflow_gateway.relay.upstream import Upstream
+
+OK = b"HTTP/1.1 200 OK\r\n"
+PLAIN = OK + b"content-length: 5\r\n\r\nhello"
+CHUNKED = (
+    OK + b"Transfer-Encoding: chunked\r\nX-A: 1\r\nx-a: 2\r\n\r\n"
+    b"5\r\nhello\r\n7;ext=1\r\n, world\r\n0\r\nx-trailer: t\r\n\r\n"
+)
+UNTIL_CLOSE = OK + b"content-type: Text/Event-Stream; charset=utf-8\r\n\r\nhello, world"
+
+
+class Talk:
+    """An engine of bytes, and a client of it."""
+
+    def __init__(self, raw: RawEngine, upstream: Upstream, engine: Engine) -> None:
+        self.raw = raw
+        self.upstream = upstream
+        self.engine = engine
+
+    def ask(self, **changed: Any) -> Any:
+        asked: dict[str, Any] = {"headers": [], "request_id": "q", "body": b"{}", "connect_s": 5.0} | changed
+        return self.upstream.request(
+            self.engine, asked.pop("method", "POST"), asked.pop("path_qs", "/v1/x"), **asked
+        )
+
+    async def read(self, **changed: Any) -> bytes:
+        async with self.ask(**changed) as answer:
+            return cast(bytes, await answer.read())
+
+
+@asynccontextmanager
+async def talk(answer: Answer, *, tls: ssl.SSLContext | None = None, **config: Any) -> AsyncIterator[Talk]:
+    async with raw_engine(answer, tls=tls) as raw:
+        engine = Engine(EngineConfig(url=raw.url + config.pop("prefix", ""), **config))
+        upstream = Upstream()
+        try:
+            yield Talk(raw, upstream, engine)
+        finally:
+            await upstream.close()
+            assert not upstream._pool.open
+
+
+def closing(said: bytes) -> Callable[[Asked], Any]:
+    async def answer(asked: Asked) -> None:
+        asked.writer.write(said)
+        await asked.writer.drain()
+        asked.writer.close()
+
+    return answer
+
+
+# ---- framing ---------------------------------------------------------------------------------------------
+
+
+class Transport:
+    """Stands in for a connection of which nothing is asked here but to be open."""
+
+    def __init__(self) -> None:
+        self.paused = False
+
+    def is_closing(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+
+def fed(*reads: bytes, to_head: bool = False) -> tuple[EngineAnswer, list[bool]]:
+    answer = EngineAnswer(asyncio.get_running_loop(), cast(asyncio.Transport, Transport()), to_head=to_head)
+    return answer, [answer.received(data) for data in reads]
+
+
+async def test_framing_holds_at_every_split() -> None:
+    interim = b"HTTP/1.1 100 Continue\r\nx-i: 1\r\n\r\nHTTP/1.1 103 Early Hints\r\n\r\n"
+    for stream, body in ((PLAIN, b"hello"), (CHUNKED, b"hello, world"), (interim + CHUNKED, b"hello, world")):
+        for at in range(1, len(stream)):
+            answer, trusted = fed(stream[:at], stream[at:])
+            assert (answer.status, await answer.read(), answer.complete, answer.reusable) == (
+                200,
+                body,
+                True,
+                True,
+            )
+            assert trusted == [True, True]
+    assert answer.headers == {b"transfer-encoding": b"chunked", b"x-a": b"1, 2"}
+
+
+async def test_framing_holds_byte_by_byte() -> None:
+    answer, _ = fed(*(CHUNKED[at : at + 1] for at in range(len(CHUNKED))))
+    assert (await answer.read(), answer.reusable) == (b"hello, world", True)
+
+
+async def test_a_body_until_the_close_is_whole_with_it_and_not_before() -> None:
+    answer, _ = fed(UNTIL_CLOSE)
+    assert (answer.content_type, answer.complete, answer.content_length) == ("text/event-stream", False, None)
+    answer.ended()
+    assert (await answer.read(), answer.reusable) == (b"hello, world", False)
+
+
+@pytest.mark.parametrize("stream", [PLAIN, CHUNKED])
+async def test_a_body_cut_off_anywhere_is_given_up_to_there_and_then_raises(stream: bytes) -> None:
+    begin = stream.index(b"\r\n\r\n") + 4
+    for at in range(begin, len(stream)):
+        answer, _ = fed(stream[:at])
+        answer.ended()
+        got = b""
+        with pytest.raises(EngineUnreachable):
+            while data := await answer.content.readany():
+                got += data
+        assert b"hello, world".startswith(got)
+
+
+async def test_what_follows_the_answer_unasked_is_not_taken_for_the_next_one() -> None:
+    answer, trusted = fed(PLAIN + PLAIN)
+    assert (await answer.read(), answer.reusable, trusted) == (b"hello", False, [False])
+    answer, trusted = fed(PLAIN, PLAIN)
+    assert (await answer.read(), trusted) == (b"hello", [True, False])
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"SSH-2.0-OpenSSH\r\n",
+        OK + b"content-length: x\r\n\r\n",
+        OK + b"content-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        OK + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n",
+        OK + b"x: " + b"y" * MAX_HEAD_BYTES,
+        OK + b"content-encoding: br\r\ncontent-length: 5\r\n\r\nhello",
+    ],
+    ids=["ssh", "length", "two framings", "chunk size", "upgrade", "large head", "br"],
+)
+async def test_an_answer_that_cannot_be_trusted_is_a_lost_engine(said: bytes) -> None:
+    async with talk(lambda _: said) as made:
+        with pytest.raises(EngineUnreachable):
+            await made.read()
+        await eventually(lambda: made.raw.open_connections == 0, "the connection is closed")
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [("HEAD", OK + b"content-length: 5\r\n\r\n"), ("POST", b"HTTP/1.1 204 No Content\r\n\r\n")],
+)
+async def test_answers_without_a_body_end_with_their_head(method: str, said: bytes) -> None:
+    async with talk(lambda _: said) as made:
+        assert await made.read(method=method) == b""
+
+
+# ---- content codings, of engines that send them unasked ----------------------------------------------------
+
+TEXT = b"data: some text\n\n" * 5000
+
+
+def _bare_deflate(data: bytes) -> bytes:
+    engine = zlib.compressobj(wbits=-15)
+    return engine.compress(data) + engine.flush()
+
+
+@pytest.mark.parametrize(
+    ("coding", "packed"),
+    [
+        (b"gzip", gzip.compress(TEXT)),
+        (b"X-Gzip", gzip.compress(TEXT[:999]) + gzip.compress(TEXT[999:])),
+        (b"deflate", zlib.compress(TEXT)),
+        (b"deflate", _bare_deflate(TEXT)),
+        (b"identity", TEXT),
+    ],
+    ids=["gzip", "two members", "zlib", "bare deflate", "identity"],
+)
+async def test_compressed_bodies_are_read_at_any_split(coding: bytes, packed: bytes) -> None:
+    head = OK + b"content-encoding: " + coding + b"\r\ncontent-length: %d\r\n\r\n" % len(packed)
+    for split in (1, 2, 3, 10, len(packed) // 2, len(packed) - 1):
+        answer, _ = fed(head, packed[:split], packed[split:])
+        assert await answer.read() == TEXT
+        answer, _ = fed(head, packed[:split], packed[split:])
+        got: list[bytes] = []
+        assert await answer.content.pass_to(lambda data, got=got: not got.append(data))  # type: ignore[misc]
+        assert b"".join(got) == TEXT
+
+
+@pytest.mark.parametrize("packed", [gzip.compress(TEXT)[:-9], b"not gzip at all", zlib.compress(TEXT)])
+async def test_a_compressed_body_that_is_broken_is_a_lost_engine(packed: bytes) -> None:
+    answer, _ = fed(OK + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(packed) + packed)
+    with pytest.raises(EngineUnreachable):
+        await answer.read()
+
+
+async def test_a_small_body_that_inflates_to_a_large_one_is_read_in_bounded_pieces() -> None:
+    packed = gzip.compress(bytes(50_000_000))
+    answer, _ = fed(OK + b"content-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(packed) + packed)
+    sizes = []
+    while data := await answer.content.read(8192):
+        sizes.append(len(data))
+    assert (sum(sizes), max(sizes)) == (50_000_000, 8192)
+
+
+# ---- pass_to -----------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.binary(min_size=1, max_size=3 * READ_BYTES), max_size=12),
+    st.integers(1, 7),
+    st.integers(0, 99),
+)
+async def test_passed_on_or_read_nothing_is_lost_or_out_of_order(
+    reads: list[bytes], stop_every: int, seed: int
+) -> None:
+    """Pieces taken within the read, held while nobody takes, read by hand: all in one order."""
+    answer, _ = fed(OK + b"\r\n")
+    drawn = random.Random(seed)  # noqa: S311 - of hypothesis' making
+    got: list[bytes] = []
+
+    def take(data: bytes) -> bool:
+        assert 0 < len(data) <= READ_BYTES
+        got.append(data)
+        return len(got) % stop_every != 0
+
+    async def all_of_it() -> None:
+        while not await answer.content.pass_to(take):
+            if drawn.random() < 0.5:
+                got.append(await answer.content.read(drawn.randint(1, 2 * READ_BYTES)))
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(all_of_it())
+    for data in reads:
+        answer.received(data)
+        if drawn.random() < 0.5:
+            await asyncio.sleep(0)
+    answer.ended()
+    await task
+    assert b"".join(got) == b"".join(reads)
+
+
+async def test_what_take_raises_reaches_the_reader_and_a_loss_too() -> None:
+    answer, _ = fed(OK + b"\r\n")
+    reading = asyncio.ensure_future(answer.content.pass_to(lambda data: bool(1 / 0)))
+    await asyncio.sleep(0)
+    answer.received(b"x")
+    answer.received(b"y")
+    with pytest.raises(ZeroDivisionError):
+        await reading
+    assert await answer.content.readany() == b"y"
+    reading = asyncio.ensure_future(answer.content.pass_to(lambda data: True))
+    await asyncio.sleep(0)
+    answer.lost()
+    with pytest.raises(EngineUnreachable):
+        await reading
+
+
+async def test_many_chunks_of_one_read_are_handed_over_at_once() -> None:
+    answer, _ = fed(OK + b"transfer-encoding: chunked\r\n\r\n")
+    got: list[bytes] = []
+    reading = asyncio.ensure_future(answer.content.pass_to(lambda data: not got.append(data)))  # type: ignore[func-returns-value]
+    await asyncio.sleep(0)
+    answer.received(b"3\r\none\r\n3\r\ntwo\r\n")
+    answer.received(b"5\r\nthree\r\n0\r\n\r\n")
+    assert await reading
+    assert got == [b"onetwo", b"three"]
+
+
+# ---- connections -------------------------------------------------------------------------------------------
+
+
+async def test_a_connection_serves_one_request_after_another() -> None:
+    async with talk(lambda _: CHUNKED) as made:
+        for _ in range(5):
+            assert await made.read() == b"hello, world"
+        assert made.raw.connections == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        OK + b"connection: close\r\ncontent-length: 5\r\n\r\nhello",
+        b"HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\nhello",
+    ],
+)
+async def test_a_connection_that_is_to_be_closed_is_not_kept(said: bytes) -> None:
+    async with talk(lambda _: said) as made:
+        assert [await made.read() for _ in range(2)] == [b"hello", b"hello"]
+        assert made.raw.connections == 2
+
+
+async def test_requests_at_the_same_time_have_connections_of_their_own() -> None:
+    go = asyncio.Event()
+
+    async def answer(asked: Asked) -> None:
+        await go.wait()
+        asked.writer.write(PLAIN)
+
+    async with talk(answer) as made:
+        reads = [asyncio.create_task(made.read()) for _ in range(20)]
+        await eventually(lambda: len(made.raw.asked) == 20, "all have come")
+        go.set()
+        assert await asyncio.gather(*reads) == [b"hello"] * 20
+        assert made.raw.connections == 20
+
+
+async def test_an_answer_left_before_its_end_closes_the_connection_at_once() -> None:
+    gone = asyncio.Event()
+
+    async def answer(asked: Asked) -> None:
+        asked.writer.write(OK + b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        await asked.writer.drain()
+        with suppress(ConnectionError):
+            await asked.reader.read()
+        gone.set()
+
+    async with talk(answer) as made:
+        async with made.ask() as left:
+            assert await left.content.readany() == b"hello"
+        async with asyncio.timeout(1):
+            await gone.wait()
+
+
+@pytest.mark.parametrize("where", ["head", "body"])
+async def test_cancelled_wherever_it_waits_it_leaves_no_connection(where: str) -> None:
+    async def answer(asked: Asked) -> None:
+        if where == "body":
+            asked.writer.write(OK + b"content-length: 5\r\n\r\nhe")
+        await asked.reader.read()
+
+    async with talk(answer) as made:
+        task = asyncio.create_task(made.read())
+        await eventually(lambda: bool(made.raw.asked), "the request has come")
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait((task,))
+        assert task.cancelled()
+        await eventually(lambda: made.raw.open_connections == 0, "the connection is closed")
+        await eventually(lambda: not made.upstream._pool.open, "it is forgotten")
+
+
+async def test_an_engine_that_closes_an_idle_connection_costs_nothing() -> None:
+    async with talk(closing(PLAIN)) as made:
+        assert await made.read() == b"hello"
+        await eventually(lambda: not made.upstream._pool.open, "the close has been seen")
+        assert await made.read() == b"hello"
+
+
+async def test_idle_connections_are_closed_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_pool, "_KEEPALIVE_S", 0.05)
+    async with talk(lambda _: PLAIN) as made:
+        assert await made.read() == b"hello"
+        assert made.raw.open_connections == 1
+        await eventually(lambda: made.raw.open_connections == 0, "it is closed")
+        assert not any(made.upstream._pool._kept.values())
+
+
+async def test_a_kept_connection_that_closes_as_the_request_comes_is_no_failure() -> None:
+    def answer(asked: Asked) -> Any:
+        return closing(b"")(asked) if len(made.raw.asked) == 2 else PLAIN
+
+    async with talk(answer) as made:
+        assert [await made.read() for _ in range(2)] == [b"hello", b"hello"]
+        assert [asked.connection for asked in made.raw.asked] == [0, 0, 1]
+
+
+async def test_after_a_byte_of_answer_nothing_is_asked_again() -> None:
+    def answer(asked: Asked) -> Any:
+        return closing(b"H")(asked) if len(made.raw.asked) == 2 else PLAIN
+
+    async with talk(answer) as made:
+        await made.read()
+        with pytest.raises(EngineUnreachable):
+            await made.read()
+        assert len(made.raw.asked) == 2
+
+
+async def test_a_new_connection_that_is_closed_without_an_answer_is_a_failure() -> None:
+    async with talk(closing(b"")) as made:
+        with pytest.raises(EngineUnreachable):
+            await made.read()
+        assert len(made.raw.asked) == 1
+
+
+async def test_a_kept_connection_lost_long_after_the_request_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tokenflow_gateway.relay.upstream._STALE_S", 0.02)
+
+    async def late(asked: Asked) -> None:
+        await asyncio.sleep(0.05)
+        asked.writer.close()
+
+    async with talk(lambda asked: late(asked) if len(made.raw.asked) == 2 else PLAIN) as made:
+        await made.read()
+        with pytest.raises(EngineUnreachable):
+            await made.read()
+        assert len(made.raw.asked) == 2
+
+
+async def test_no_engine() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    made = Talk(cast(RawEngine, None), Upstream(), Engine(EngineConfig(url=f"http://127.0.0.1:{port}")))
+    with pytest.raises(NoEngine):
+        await made.read()
+    await made.upstream.close()
+
+
+async def test_a_name_that_is_nobodys() -> None:
+    made = Talk(cast(RawEngine, None), Upstream(), Engine(EngineConfig(url="http://nobody.invalid:1")))
+    with pytest.raises((NoEngine, ConnectTimeout)):
+        await made.read(connect_s=2.0)
+
+
+async def test_an_engine_that_takes_no_connection_in_time() -> None:
+    """A listener whose queue is full lets further ones wait."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        waiting = [socket.socket() for _ in range(4)]
+        for sock in waiting:
+            sock.setblocking(False)
+            sock.connect_ex(listener.getsockname())
+        port = listener.getsockname()[1]
+        made = Talk(cast(RawEngine, None), Upstream(), Engine(EngineConfig(url=f"http://127.0.0.1:{port}")))
+        with pytest.raises(ConnectTimeout):
+            await made.read(connect_s=0.1)
+        assert not made.upstream._pool.open
+        for sock in waiting:
+            sock.close()
+
+
+async def test_a_reader_that_waits_holds_the_engine_up_and_gets_everything() -> None:
+    sent = 0
+    size = 20_000_000
+
+    async def answer(asked: Asked) -> None:
+        nonlocal sent
+        asked.writer.write(OK + b"content-length: %d\r\n\r\n" % size)
+        while sent < size:
+            asked.writer.write(b"x" * 10_000)
+            await asked.writer.drain()
+            sent += 10_000
+
+    async with talk(answer) as made, made.ask() as large:
+        assert len(await large.content.read(1)) == 1
+        before = -1
+        while before != sent:  # until nothing moves any more
+            before = sent
+            await asyncio.sleep(0.1)
+        assert large.content._bytes < 32 * 1024 + 256 * 1024
+        assert sent < 8_000_000
+        assert len(await large.read()) == size - 1
+        assert sent == size
+
+
+# ---- what is sent ------------------------------------------------------------------------------------------
+
+
+async def test_the_request_as_the_engine_sees_it() -> None:
+    headers = [
+        (b"x-own", b"1"),
+        (b"authorization", b"Bearer client"),
+        (b"cookie", b"c"),
+        (b"transfer-encoding", b"chunked"),
+        (b"x-tokenflow-rate", b"5"),
+        (b"x-override-rid", b"theirs"),
+    ]
+    async with talk(lambda _: PLAIN, prefix="/base") as made:
+        await made.read(
+            headers=headers, path_qs="/v1/x?a=%20b", body=b"{}", own_headers=[(b"x-override-rid", b"r")]
+        )
+        await made.read(body=None, method="POST")
+        await made.read(body=None, method="GET")
+        first, second, third = (asked.head.split(b"\r\n")[:-2] for asked in made.raw.asked)
+    host = b"host: " + made.raw.url.removeprefix("http://").encode()
+    assert first[0] == b"POST /base/v1/x?a=%20b HTTP/1.1"
+    assert sorted(first[1:]) == sorted(
+        [
+            host,
+            b"accept-encoding: identity",
+            b"x-own: 1",
+            b"authorization: Bearer client",
+            b"content-length: 2",
+            b"x-override-rid: r",
+            b"x-request-id: q",
+        ]
+    )
+    assert b"content-length: 0" in second
+    assert not any(line.startswith(b"content-length") for line in third)
+
+
+async def test_a_key_of_the_engine_takes_the_place_of_the_clients() -> None:
+    async with talk(lambda _: PLAIN, api_key="secret") as made:
+        await made.read(headers=[(b"authorization", b"Bearer client")])
+        head = made.raw.asked[0].head
+    assert b"authorization: Bearer secret\r\n" in head
+    assert head.count(b"uthorization") == 1
+
+
+async def test_a_large_body_arrives_whole() -> None:
+    body = bytes(range(256)) * 40_000
+    async with talk(lambda _: PLAIN) as made:
+        assert await made.read(body=body) == b"hello"
+        assert made.raw.asked[0].body == body
+
+
+async def test_what_was_half_sent_is_not_used_again() -> None:
+    """An engine that refuses a large body before it has read it."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\ncontent-length: 0\r\n\r\n")
+        await broken_off.wait()
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        closed.set()
+
+    broken_off, closed = asyncio.Event(), asyncio.Event()
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        made = Talk(cast(RawEngine, None), Upstream(), Engine(EngineConfig(url=url)))
+        async with made.ask(body=bytes(10_000_000)) as answer:
+            assert answer.status == 413
+            assert await answer.read() == b""
+        await eventually(lambda: not made.upstream._pool.open, "the connection is closed")
+        broken_off.set()
+        await closed.wait()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """Key and certificate of 127.0.0.1, signed by itself."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return key, certificate
+
+
+async def test_tls(certificate: tuple[Path, Path]) -> None:
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate[1], certificate[0])
+    async with talk(lambda _: CHUNKED, tls=server) as made:
+        with pytest.raises(NoEngine):  # nobody vouches for this certificate
+            await made.read()
+        made.upstream._pool.__dict__["_tls"] = ssl.create_default_context(cafile=str(certificate[1]))
+        assert [await made.read() for _ in range(2)] == [b"hello, world"] * 2
+        assert len(made.raw.asked) == 2

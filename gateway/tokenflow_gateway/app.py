@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import Any
 
 import httpx
@@ -147,7 +148,7 @@ class Gateway:
         if not is_loopback(self.settings.host):
             return False
         hosts = [value for name, value in scope["headers"] if name == b"host"]
-        return len(hosts) > 1 or not all(is_loopback(_hostname(host)) for host in hosts)
+        return len(hosts) > 1 or not all(map(_names_loopback, hosts))
 
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
@@ -234,6 +235,11 @@ def _hostname(host: bytes) -> str:
     """The name in a `Host` header, without its port."""
     match = _HOST.fullmatch(host.strip())
     return match["name"].decode().strip("[]").lower() if match else ""
+
+
+@lru_cache(maxsize=256)
+def _names_loopback(host: bytes) -> bool:
+    return is_loopback(_hostname(host))
 
 
 def _is_relayed(scope: Scope) -> bool:

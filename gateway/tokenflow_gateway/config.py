@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -54,6 +55,7 @@ class ConfigError(ValueError):
     """The configuration cannot be used; the message names the fields and what to do."""
 
 
+@lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     """Whether an address of this name stays on this machine."""
     if host == "localhost":
@@ -224,6 +226,8 @@ class Settings(BaseSettings):
     delivery: DeliverySettings = DeliverySettings()
     max_body_bytes: int = Field(default=32 * 1024 * 1024, gt=0)
     """Largest request body; larger ones get 413."""
+    max_answer_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
+    """Largest answer that is no stream, of the routes that are followed; larger ones become a 502."""
     max_event_bytes: int = Field(default=4 * 1024 * 1024, gt=0)
     """Largest single event of an engine's stream."""
     user_header: str = Field(default="X-TokenFlow-User", pattern=r"^[A-Za-z0-9-]{1,100}$")

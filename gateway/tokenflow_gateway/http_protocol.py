@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
+import httptools
 from starlette.types import Receive, Scope, Send
 from uvicorn._types import ASGI3Application, ASGISendEvent
 from uvicorn.config import Config
@@ -17,13 +18,13 @@ from uvicorn.server import ServerState
 from tokenflow_gateway.readers.transport import SocketMeter
 from tokenflow_gateway.relay.dialects import dialect_of
 from tokenflow_gateway.relay.errors import RelayError, TooManyConnections, error_body
-from tokenflow_gateway.relay.exchange import CONNECTION, Exchange
+from tokenflow_gateway.relay.exchange import CONNECTION, Exchange, has_body
 from tokenflow_gateway.relay.guard import ClientGone
 
 __all__ = ["HEAD_TIMEOUT_S", "MAX_HEAD_BYTES", "SPARE_CONNECTIONS", "BoundedHttpProtocol", "GatewayState"]
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Request line and headers; a longer head is answered 431."""
+"""Request line and headers; a longer head is answered 431. So are trailers and chunk extensions."""
 HEAD_TIMEOUT_S = 20.0
 """From the connection, or the first byte of a further request, to the end of its head."""
 SPARE_CONNECTIONS = 64
@@ -31,7 +32,11 @@ SPARE_CONNECTIONS = 64
 _REFUSED_S = 2.0
 """For such a connection to send its request."""
 _REFUSED_BODY_BYTES = 1024 * 1024
+_LOOKS = 4
+"""How often a connection that does not take its answer is looked at, within the time it has for that."""
+_FRAMING = (b"content-length", b"transfer-encoding")
 
+_OK = b"HTTP/1.1 200 OK\r\n"
 _NO_PIPELINE: deque[tuple[RequestResponseCycle, ASGI3Application]] = deque()
 """One for all: a request that comes too early is not queued, and an empty queue takes 700 bytes."""
 
@@ -48,20 +53,26 @@ _NO_REQUEST = _refusal(b"400 Bad Request", "this is no HTTP request that can be 
 
 
 class GatewayState(ServerState):
-    """What the connections of one server share: their set, and how large it may become."""
+    """What the connections of one server share: their set, and its bounds."""
 
-    def __init__(self, *, max_connections: int, on_refused: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, *, max_connections: int, max_hold_s: float, on_refused: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()
         self.max_connections = max_connections
+        self.max_hold_s = max_hold_s
+        """A connection that takes nothing of what waits for it is cut off after this long."""
         self.on_refused = on_refused
         """Called for each connection beyond."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Bounds connections in number, the head of a request in bytes and time; serves one request at a time.
+    """Bounds connections in number, heads in bytes and time, and clients that do not take their answers.
 
+    It serves one request at a time.
     A client that sends a further request before it has its answer gets that answer, and then the connection
-    is closed: uvicorn would stop reading, and so never see that the client has left.
+    is closed: uvicorn would stop reading, and so never see that the client has left. An offer to upgrade to
+    another protocol is not taken up, which leaves the request what it is (RFC 9110, 7.8).
     """
 
     server_state: GatewayState
@@ -75,7 +86,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self.writable = True
+        self.gives_up = False
         self.pipeline = _NO_PIPELINE
+        self._on_lost: Callable[[], None] | None = None
         self._head_within_s = HEAD_TIMEOUT_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -90,29 +103,63 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._deaf = False
         self._in_head = True
         self._head_bytes = 0
+        self._body_follows = False  # of a request that offers an upgrade, behind which the parser stops
         self._head_timer: asyncio.TimerHandle | None = None
+        self._flush_timer: asyncio.TimerHandle | None = None
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_here()
+        self._flushed()
         super().connection_lost(exc)
+        if self._on_lost is not None:
+            self._on_lost()
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
+        self._unset_keepalive_if_required()
         self._head_bytes += len(data)
-        super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self.transport.write(_TOO_LARGE)
-            self.transport.close()
+        try:
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse(_NO_REQUEST)
+            return
+        if self._deaf:
+            return
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse(_TOO_LARGE)
+        elif self._head_timer is None and self.cycle.response_complete and not self.transport.is_closing():
+            self._expect_head()  # what came begins no request: uvicorn waits for none any more
 
-    def send_400_response(self, msg: str) -> None:
-        """Refuse bytes that are no request. In the middle of an answer there is no place to say so."""
+    def _feed(self, data: bytes) -> None:
+        """To the parser, which would leave HTTP with a request that offers an upgrade."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if self._body_follows:
+                self._expect_body()
+            if rest := data[offer.args[0] :]:
+                self._feed(rest)
+
+    def _expect_body(self) -> None:
+        """Have a parser that goes on with the body of this request, as its head frames it."""
+        self._body_follows = False
+        framing = b"".join(b"%b: %b\r\n" % header for header in self.headers if header[0] in _FRAMING)
+        self.parser = httptools.HttpRequestParser(self)
+        self._deaf = True  # to the callbacks: it is not another request
+        self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % framing)
+        self._deaf = False
+
+    def _refuse(self, answer: bytes) -> None:
+        """Answer what is no request, and close. In the middle of an answer there is no place to say so."""
+        if self.transport.is_closing():
+            return
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.abort()
             return
-        self.transport.write(_NO_REQUEST)
-        self.transport.close()
+        self.transport.write(answer)
+        self._close()
 
     # ---- for the server ----------------------------------------------------------------------------
 
@@ -130,18 +177,71 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         self.writable = False
         super().pause_writing()
+        self._expect_flush()
 
     def resume_writing(self) -> None:
         self.writable = True
         super().resume_writing()
+        if not self.transport.is_closing():
+            self._flushed()
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        self._on_lost = on_lost
+        if on_lost is None:
+            return
+        self.flow.resume_reading()  # a large body has stopped it, and who does not read sees nobody leave
+        if self.cycle.disconnected:
+            self.loop.call_soon(on_lost)
+
+    def take_body(self) -> bytes | None:
+        cycle = self.cycle
+        if cycle.more_body or cycle.disconnected:
+            return None
+        body, cycle.body = bytes(cycle.body), bytearray()
+        cycle.message_event.clear()
+        return body
+
+    def begin(self, headers: Iterable[tuple[bytes, bytes]], send: Send) -> bool:
+        cycle = self.cycle
+        if send != cycle.send or not self.writable or cycle.response_started or cycle.disconnected:
+            return False
+        if cycle.scope["http_version"] != "1.1" or cycle.scope["method"] == "HEAD":
+            return False
+        lines, says_close = [_OK], False
+        for name, value in (*cycle.default_headers, *headers):
+            lines += (name, b": ", value, b"\r\n")
+            says_close = says_close or name == b"connection"  # the server's: it is closing
+        if says_close:
+            cycle.keep_alive = False
+        elif not cycle.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"transfer-encoding: chunked\r\n\r\n")
+        cycle.response_started, cycle.waiting_for_100_continue = True, False
+        cycle.chunked_encoding = True
+        self.transport.write(b"".join(lines))
+        return True
 
     def write(self, data: bytes) -> None:
         cycle = self.cycle
-        if cycle.disconnected:
+        if cycle.disconnected or cycle.response_complete:
             return
         if cycle.chunked_encoding:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         self.transport.write(data)
+
+    def end(self, data: bytes) -> bool:
+        cycle = self.cycle
+        if not (self.writable and cycle.chunked_encoding):
+            return False
+        if cycle.disconnected or cycle.response_complete:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n")
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            self.transport.close()
+        cycle.on_response()
+        return True
 
     def abort(self) -> None:
         self.transport.abort()
@@ -154,6 +254,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     # ---- callbacks of the parser -----------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        if self._deaf:
+            return
         if self.cycle is not None and not self.cycle.response_complete:
             self._deaf = True
             self.cycle.keep_alive = False
@@ -161,6 +263,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self.scope.setdefault("extensions", {})[CONNECTION] = self  # type: ignore[assignment]
         self._in_head = True
+        self.gives_up = False
         if self._head_timer is None:
             self._expect_head()
 
@@ -169,33 +272,81 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._deaf:
+        if self._in_head and not self._deaf:  # not of a trailer, which is no header (RFC 9110, 6.5.1)
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         if not self._deaf:
             self._head_is_here()
             super().on_headers_complete()
+            self._body_follows = self.parser.should_upgrade() and has_body(self.headers)
 
     def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
         if not self._deaf:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if not self._deaf:
+        if not self._deaf and not self._body_follows:
             super().on_message_complete()
             self._head_bytes = 0
 
-    # ---- the head's time -------------------------------------------------------------------------
+    # ---- times that nobody else keeps --------------------------------------------------------------
 
     def _expect_head(self) -> None:
-        self._head_timer = self.loop.call_later(self._head_within_s, self.transport.close)
+        self._head_timer = self.loop.call_later(self._head_within_s, self._close)
 
     def _head_is_here(self) -> None:
         self._in_head = False
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+    def _close(self) -> None:
+        """Once all has been taken that waits."""
+        self.transport.close()
+        self._expect_flush()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._expect_flush()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if not self.transport.is_closing():
+            self._close()
+
+    def _expect_flush(self) -> None:
+        if self._flush_timer is None and self.transport.get_write_buffer_size():
+            self._look_later(self._taken(), _LOOKS)
+
+    def _look_later(self, taken: int, looks: int) -> None:
+        every_s = self.server_state.max_hold_s / _LOOKS
+        self._flush_timer = self.loop.call_later(every_s, self._look, taken, looks - 1)
+
+    def _look(self, before: int, looks: int) -> None:
+        """`before`: what was taken at the last look; `looks`: so many more may find the same."""
+        taken = self._taken()
+        if taken > before or (self.gives_up and not self.cycle.response_complete):
+            looks = _LOOKS
+        if looks:
+            self._look_later(taken, looks)
+        else:
+            self.transport.abort()
+
+    def _taken(self) -> int:
+        """What grows while the client takes something.
+
+        The kernel's count, where it tells: its buffer asks for more only once a third of it, maybe a MB, is
+        free.
+        """
+        acked = None if self.meter is None else self.meter.acked()
+        return -self.transport.get_write_buffer_size() if acked is None else acked
+
+    def _flushed(self) -> None:
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
 
 
 async def _too_many(scope: Scope, receive: Receive, send: Send) -> None:

@@ -39,7 +39,11 @@ def configure_logging(level: str, fmt: Literal["json", "console"]) -> None:
     root.setLevel(level.upper())
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per health probe says nothing
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=True,

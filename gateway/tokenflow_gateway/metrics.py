@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -25,6 +25,15 @@ from tokenflow_gateway.relay.stream import End, Stream, StreamTable
 __all__ = ["Metrics"]
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class _OfEngine(NamedTuple):
+    """Counters with the engine's label: looking one up takes longer than counting."""
+
+    generated: Counter
+    delivered: Counter
+    prompt: Counter
+    ttft: Histogram
 
 
 class Metrics:
@@ -125,6 +134,10 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._responses: dict[tuple[str, int | None], Counter] = {}
+        self._ended: dict[tuple[str, str, End], Counter] = {}
+        self._of_engine: dict[str, _OfEngine] = {}
+
     def watch_connections(self, count: Callable[[], int]) -> None:
         """Export how many clients are connected from now on."""
         connections = Gauge(
@@ -145,12 +158,32 @@ class Metrics:
 
     def stream_ended(self, stream: Stream, end: End) -> None:
         engine = stream.engine.name
-        self.ended.labels(engine, stream.route, end).inc()
-        self.generated_tokens.labels(engine).inc(stream.generated)
-        self.delivered_tokens.labels(engine).inc(stream.delivered)
-        self.prompt_tokens.labels(engine).inc(stream.prompt_tokens or 0)
+        of_engine = self._of_engine.get(engine)
+        if of_engine is None:
+            of_engine = self._of_engine[engine] = _OfEngine(
+                self.generated_tokens.labels(engine),
+                self.delivered_tokens.labels(engine),
+                self.prompt_tokens.labels(engine),
+                self.ttft.labels(engine),
+            )
+        ended = self._ended.get((engine, stream.route, end))
+        if ended is None:
+            ended = self._ended[engine, stream.route, end] = self.ended.labels(engine, stream.route, end)
+        ended.inc()
+        of_engine.generated.inc(stream.generated)
+        of_engine.delivered.inc(stream.delivered)
+        if stream.prompt_tokens:
+            of_engine.prompt.inc(stream.prompt_tokens)
         if stream.ttft_s is not None:
-            self.ttft.labels(engine).observe(stream.ttft_s)
+            of_engine.ttft.observe(stream.ttft_s)
+
+    def response_begun(self, route: str, status: int | None) -> None:
+        """An answer has begun; None: there was none."""
+        response = self._responses.get((route, status))
+        if response is None:
+            name = "none" if status is None else str(status)
+            response = self._responses[route, status] = self.responses.labels(route, name)
+        response.inc()
 
     @contextmanager
     def delivering_after_end(self, stream: Stream) -> Iterator[None]:

@@ -23,6 +23,7 @@ async def engine() -> AsyncIterator[ReplayEngine]:
     scripts = scenarios.recordings("models", "chat_plain")
     scripts["/v1/models"] = scripts["models"]
     scripts["silent"] = scenarios.never_answers()
+    scripts["stream"] = scenarios.replay(load("chat_stream"))
     scripts["endless"] = scenarios.endless(load("chat_stream"))
     async with ReplayEngine(scripts) as engine:
         yield engine
@@ -34,10 +35,10 @@ async def gateway(engine: ReplayEngine) -> AsyncIterator[RunningGateway]:
         yield gateway
 
 
-def post(model: str, *, stream: bool = False) -> bytes:
-    body = json.dumps({"model": model, "stream": stream, "messages": []}).encode()
-    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+def post(model: str, *, stream: bool = False, said: str = "", connection: str = "keep-alive") -> bytes:
+    body = json.dumps({"model": model, "stream": stream, "messages": [said]}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\nconnection: {connection}\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def connect(gateway: RunningGateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -84,6 +85,35 @@ async def test_requests_one_after_another_share_a_connection(gateway: RunningGat
             await reader.readexactly(len(b'{"status":"ok"}'))
         assert head.startswith(b"HTTP/1.1 200")
     writer.close()
+
+
+async def test_streams_one_after_another_share_a_connection(gateway: RunningGateway) -> None:
+    reader, writer = await connect(gateway)
+    async with asyncio.timeout(5):
+        for _ in range(3):
+            writer.write(post("stream", stream=True))
+            answer = await reader.readuntil(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+            assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+            assert answer.count(b"transfer-encoding: chunked\r\n") == 1
+            assert b"connection:" not in answer
+        writer.write(post("stream", stream=True, connection="close"))
+        answer = await reader.read()
+    assert b"\r\nconnection: close\r\n" in answer
+    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    writer.close()
+
+
+async def test_who_leaves_after_a_large_request_is_noticed(
+    gateway: RunningGateway, engine: ReplayEngine
+) -> None:
+    """The server stops reading where a body is large."""
+    _, writer = await connect(gateway)
+    writer.write(post("silent", said="a" * 300_000))
+    await eventually(lambda: any(seen.path == CHAT for seen in engine.requests), "asked")
+    writer.transport.abort()
+    (seen,) = [seen for seen in engine.requests if seen.path == CHAT]
+    async with asyncio.timeout(2):
+        await seen.disconnected.wait()
 
 
 @pytest.mark.parametrize("pieces", [1, 100])

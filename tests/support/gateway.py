@@ -69,7 +69,9 @@ async def running_gateway(
     base_url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     app = Gateway(settings, stopping=lambda: server.should_exit)
     state = GatewayState(
-        max_connections=settings.max_connections, on_refused=app.metrics.connections_refused.inc
+        max_connections=settings.max_connections,
+        max_hold_s=settings.delivery.max_hold_s,
+        on_refused=app.metrics.connections_refused.inc,
     )
     app.metrics.watch_connections(lambda: len(state.connections))
     server = StagedServer(

@@ -12,6 +12,7 @@ from tokenflow_gateway.relay.errors import (
     BadStream,
     ConnectTimeout,
     EngineAborted,
+    EngineFailed,
     EngineUnreachable,
     FirstByteTimeout,
     IdleTimeout,
@@ -53,6 +54,9 @@ def test_one_that_has_fallen_ill_meanwhile_is_not_asked() -> None:
         (ConnectTimeout.after(1), False, "connect_timeout"),
         (EngineUnreachable("lost"), True, "lost"),
         (EngineUnreachable("lost"), False, None),
+        (EngineFailed(b'{"error":{"message":"full","code":503}}'), True, "busy"),
+        (EngineFailed(b'{"error":{"message":"full","code":503}}'), False, None),
+        (EngineFailed(b'{"error":{"message":"bad","code":500}}'), True, None),
         *[
             (error, True, None)
             for error in (

@@ -156,9 +156,23 @@ async def test_what_follows_the_answer_unasked_is_not_taken_for_the_next_one() -
         OK + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n",
         OK + b"x: " + b"y" * MAX_HEAD_BYTES,
+        OK + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"x: y\r\n" * MAX_HEAD_BYTES,
+        OK + b"transfer-encoding: chunked\r\n\r\n1;" + b"x" * 4 * MAX_HEAD_BYTES,
+        b"HTTP/1.1 099 X\r\ncontent-length: 0\r\n\r\n",
         OK + b"content-encoding: br\r\ncontent-length: 5\r\n\r\nhello",
     ],
-    ids=["ssh", "length", "two framings", "chunk size", "upgrade", "large head", "br"],
+    ids=[
+        "ssh",
+        "length",
+        "two framings",
+        "chunk size",
+        "upgrade",
+        "large head",
+        "trailers",
+        "chunk extension",
+        "status 99",
+        "br",
+    ],
 )
 async def test_an_answer_that_cannot_be_trusted_is_a_lost_engine(said: bytes) -> None:
     async with talk(lambda _: said) as made:
@@ -404,6 +418,37 @@ async def test_a_new_connection_that_is_closed_without_an_answer_is_a_failure() 
         assert len(made.raw.asked) == 1
 
 
+async def test_of_one_request_one_connection_is_replaced_and_those_kept_beside_it_are_dropped() -> None:
+    """An engine that dies of a request would else be killed with it again and again."""
+    poisonous = False
+    go = asyncio.Event()
+
+    async def wait(asked: Asked) -> None:
+        await go.wait()
+        asked.writer.write(PLAIN)
+
+    async with talk(lambda asked: closing(b"")(asked) if poisonous else wait(asked)) as made:
+        reads = [asyncio.create_task(made.read()) for _ in range(4)]
+        await eventually(lambda: len(made.raw.asked) == 4, "all have come")
+        go.set()
+        await asyncio.gather(*reads)
+        poisonous = True
+        request = made.ask()
+        with pytest.raises(EngineUnreachable):
+            await request.__aenter__()
+        assert len(made.raw.asked) == 4 + 2
+        assert not request.may_replace
+        assert not any(made.upstream._pool._kept.values())
+
+
+async def test_a_request_that_had_a_connection_replaced_has_none_more() -> None:
+    async with talk(lambda asked: closing(b"")(asked) if len(made.raw.asked) == 2 else PLAIN) as made:
+        await made.read()
+        with pytest.raises(EngineUnreachable):
+            await made.read(may_replace=False)
+        assert len(made.raw.asked) == 2
+
+
 async def test_a_kept_connection_lost_long_after_the_request_is_a_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -418,6 +463,34 @@ async def test_a_kept_connection_lost_long_after_the_request_is_a_failure(
         with pytest.raises(EngineUnreachable):
             await made.read()
         assert len(made.raw.asked) == 2
+
+
+async def test_a_silent_address_of_a_name_does_not_hide_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with talk(lambda _: PLAIN) as made:
+        with socket.socket() as deaf:
+            deaf.bind(("127.0.0.1", 0))
+            deaf.listen(0)
+            waiting = [socket.socket() for _ in range(4)]
+            for sock in waiting:
+                sock.setblocking(False)
+                sock.connect_ex(deaf.getsockname())
+            port = int(made.raw.url.rpartition(":")[2])
+            addresses = [(socket.AF_INET, deaf.getsockname()), (socket.AF_INET, ("127.0.0.1", port))]
+
+            async def both(origin: object) -> Any:
+                return addresses
+
+            monkeypatch.setattr(made.upstream._pool, "_addresses_of", both)
+            assert await made.read(connect_s=2.0) == b"hello"
+            for sock in waiting:
+                sock.close()
+
+
+async def test_of_several_addresses_that_refuse_the_failure_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = (socket.AF_INET, taken.getsockname())
+    with pytest.raises(ConnectionRefusedError):
+        await engine_pool._first_to_answer([address, address])
 
 
 async def test_no_engine() -> None:
@@ -515,10 +588,11 @@ async def test_the_request_as_the_engine_sees_it() -> None:
 
 async def test_a_key_of_the_engine_takes_the_place_of_the_clients() -> None:
     async with talk(lambda _: PLAIN, api_key="secret") as made:
-        await made.read(headers=[(b"authorization", b"Bearer client")])
+        theirs = [(b"authorization", b"Bearer client"), (b"x-api-key", b"client"), (b"api-key", b"client")]
+        await made.read(headers=theirs)
         head = made.raw.asked[0].head
     assert b"authorization: Bearer secret\r\n" in head
-    assert head.count(b"uthorization") == 1
+    assert b"client" not in head
 
 
 async def test_a_large_body_arrives_whole() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import cast
 
 import pytest
 
 from tokenflow_gateway.relay.errors import EngineTimeout, FirstByteTimeout, IdleTimeout, TotalTimeout
+from tokenflow_gateway.relay.exchange import ClientConnection
 from tokenflow_gateway.relay.guard import ClientGone, RequestGuard, TotalTime
 
 
@@ -36,6 +39,36 @@ async def test_a_client_that_leaves_ends_the_wait() -> None:
     task = asyncio.current_task()
     assert task is not None
     assert task.cancelling() == 0
+
+
+class Connection:
+    """A client's connection that tells of its end."""
+
+    def __init__(self) -> None:
+        self.told: Callable[[], None] | None = None
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        self.told = on_lost
+
+
+async def test_a_connection_that_tells_of_its_end_costs_no_task() -> None:
+    connection = Connection()
+    with pytest.raises(ClientGone):
+        async with RequestGuard(Client().receive, connection=cast(ClientConnection, connection)):
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+            assert connection.told is not None
+            asyncio.get_running_loop().call_soon(connection.told)
+            await asyncio.Event().wait()
+    assert connection.told is None
+
+
+async def test_a_connection_that_ends_after_the_request_ends_nothing() -> None:
+    connection = Connection()
+    async with RequestGuard(Client().receive, connection=cast(ClientConnection, connection)):
+        told = connection.told
+    assert told is not None
+    told()
+    await asyncio.sleep(0)
 
 
 async def test_a_late_engine_ends_the_wait_and_says_in_which_phase() -> None:

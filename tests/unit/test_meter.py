@@ -230,3 +230,10 @@ def test_pieces_tell_what_the_client_has_with_each() -> None:
     pieces = stream.pieces(hidden + exact("a b", 4) + exact("c", 5))
     assert [piece.data for piece in pieces][1:] == [chunk("a b"), chunk("c")]
     assert [(piece.tokens, piece.readable) for piece in pieces] == [(2, 0), (4, 2), (5, 3)]
+
+
+def test_an_error_that_is_false_is_none() -> None:
+    stream = meter()
+    event = b'data: {"error":false,"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+    assert stream.feed(event) == event
+    assert (stream.tokens, stream.failed, stream.done) == (1, False, False)

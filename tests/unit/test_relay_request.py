@@ -63,7 +63,9 @@ def test_a_wrong_type_names_its_field(parsed: dict[str, object], param: str) -> 
         (b'{"stream":true,"str\\u0065am":false}', None),
         (b'{"model":"a","tools":[{"model":"b"}]}', None),
         (b'{"model":"a","x":1,"x":2}', None),
-        (b'{"model":"a","x":"\xff","model":"b"}', None),
+        (b'{"model":"a","x":"\xff","model":"b"}', "model"),
+        (b'{"x":{"model":"a"},"model":"b","y":["model"]}', None),
+        (b'{"x":{"model":"a"},"model":"b","x":0}', "model"),
     ],
 )
 def test_a_field_that_is_read_is_there_once(body: bytes, param: str | None) -> None:

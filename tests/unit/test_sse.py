@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from time import process_time
 
 import pytest
 from hypothesis import given, settings
@@ -281,3 +282,14 @@ def test_many_events_in_one_read_may_exceed_the_limit_together() -> None:
     """The limit is one event's, not one read's."""
     reader = SSEReader(max_event_bytes=20)
     assert len(reader.feed(b"data: 1\n\n" * 50) + reader.feed(b"data: 1\n\n" * 50)) == 100
+
+
+def test_blank_lines_are_looked_at_once() -> None:
+    """However many have come, a read costs what it brings; they stay in front of the next event."""
+    reader = SSEReader()
+    begun = process_time()
+    for _ in range(4000):
+        assert reader.feed(b"\n" * 100) == []
+    (event,) = reader.feed(b"data: 1\n\n")
+    assert process_time() - begun < 1.0, "it is seconds where each read looks at all of them"
+    assert event.raw == b"\n" * 400_000 + b"data: 1\n\n"

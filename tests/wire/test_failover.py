@@ -11,7 +11,7 @@ import pytest
 from support import scenarios
 from support.gateway import RunningGateway, eventually, running_gateway
 from support.plugin_stand_in import PluginStandIn
-from support.replay_engine import Close, Headers, ReplayEngine, Reset, Script, Send
+from support.replay_engine import Close, Headers, Pause, ReplayEngine, Reset, Script, Send
 from support.transcripts import load
 from support.wire import check_profile
 
@@ -21,12 +21,20 @@ BUSY = Script(
     headers={"content-type": "application/json", "content-length": "36"},
     steps=[Send(b'{"object":"error","message":"full!"}')],
 )
+BUSY_IN_THE_STREAM = Script(
+    steps=[
+        Send(b'data: {"error":{"object":"error","message":"The request queue is full.","code":503}}\n\n'),
+        Send(b"data: [DONE]\n\n"),
+    ]
+)
+"""SGLang's: it has answered 200 before it asks its scheduler (serving_chat.py)."""
 BEFORE_THE_ANSWER = {
     "reset": (Script(steps=[Reset()]), "lost"),
     "closed": (Script(steps=[Close()]), "lost"),
     "closed after the head": (Script(steps=[Headers(), Close()]), "lost"),
     "reset amid the first event": (Script(steps=[Send(b'data: {"id"'), Reset()]), "lost"),
     "busy": (BUSY, "busy"),
+    "busy in the stream": (BUSY_IN_THE_STREAM, "busy"),
 }
 
 
@@ -118,6 +126,46 @@ async def test_an_engine_without_the_model_is_not_asked(engines: tuple[ReplayEng
         answer = await gateway.client.post(CHAT, json=asks("other"))
         assert answer.status_code == 502
         assert posts_to(engines[1]) == 0
+
+
+async def test_the_last_busy_ones_error_is_the_clients_status(
+    engines: tuple[ReplayEngine, ReplayEngine],
+) -> None:
+    engines[0].scripts["m"] = engines[1].scripts["m"] = BUSY_IN_THE_STREAM
+    async with serving(*engines) as gateway:
+        answer = await gateway.client.post(CHAT, json=asks("m"))
+        assert answer.status_code == 503
+        assert answer.json()["error"]["message"] == "The request queue is full."
+        assert sum(map(posts_to, engines)) == 2
+
+
+@pytest.mark.parametrize("most", [1, 2])
+async def test_a_request_that_kills_engines_kills_each_once_and_one_of_them_twice_at_most(
+    engines: tuple[ReplayEngine, ReplayEngine], most: int
+) -> None:
+    """It dies at once, so that a kept connection looks as if it had been closed before."""
+    async with serving(*engines, max_attempts=most) as gateway:
+        for _ in range(2):
+            await asyncio.gather(*(gateway.client.post(CHAT, json=asks("chat_stream")) for _ in range(6)))
+        for engine in engines:
+            engine.scripts["m"] = Script(steps=[Close()])
+        before = sum(map(posts_to, engines))
+        answer = await gateway.client.post(CHAT, json=asks("m"))
+        assert answer.status_code == 502
+        assert sum(map(posts_to, engines)) - before == most + 1
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings"])
+async def test_what_an_engine_has_worked_on_is_not_asked_again_on_it(
+    engines: tuple[ReplayEngine, ReplayEngine], path: str
+) -> None:
+    """The connection was kept from a request before; it is lost well after this one has come."""
+    async with serving(engines[0], max_attempts=1) as gateway:
+        await gateway.client.post(CHAT, json=asks("chat_stream"))
+        engines[0].scripts["m"] = Script(steps=[Pause(0.4), Close()])
+        answer = await gateway.client.post(path, json={"model": "m", "messages": [], "input": ""})
+        assert answer.status_code == 502
+        assert posts_to(engines[0], path) == 1 + (path == CHAT)
 
 
 # ---- what is never asked again --------------------------------------------------------------------------

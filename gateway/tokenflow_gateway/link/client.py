@@ -8,7 +8,6 @@ live streams are announced anew, and streams go on without a link as the stock e
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -210,8 +209,10 @@ class EngineLink:
         if self._in_a_row >= _MOST_IN_A_ROW:
             self._in_a_row = 0
             await asyncio.sleep(0)
-        with contextlib.suppress(zmq.Again):
+        try:
             return socket.recv_multipart(zmq.NOBLOCK)[-1]
+        except zmq.Again:
+            pass
         self._news.clear()
         if int(socket.get(zmq.EVENTS)) & _READABLE:
             return socket.recv_multipart(zmq.NOBLOCK)[-1]

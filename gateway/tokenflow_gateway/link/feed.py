@@ -27,7 +27,7 @@ __all__ = ["ReaderFeed", "departs"]
 
 _BATCH_S = 0.02
 _SWEEP_S = 0.25
-_LOOKS_PER_TURN = 500
+_LOOKS_PER_TURN = 100
 """Others have the event loop in between."""
 _TOKENS_OFF = 1.0
 _SECONDS_OFF = 0.05

@@ -66,7 +66,7 @@ class ConnectionTrack:
         if meter is None or first is None:
             return None
         meter.start()
-        proxied = not _OF_PROXIES.isdisjoint(name for name, _ in headers)
+        proxied = not _OF_PROXIES.isdisjoint([name for name, _ in headers])
         return cls(meter, WindowWatch(first, now=now), proxied=proxied, now=now)
 
     @property

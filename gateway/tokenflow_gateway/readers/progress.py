@@ -59,12 +59,13 @@ def decode_progress(body: bytes) -> tuple[str, list[ProgressReport]]:
 
 
 class Capabilities:
-    """Grants the right to report on one stream: an HMAC of its id, and of the worker that has the stream.
+    """Grants the right to report on one stream: a keyed hash of its id and of the worker that has it.
 
     All `workers` of a gateway share the key, so that each knows whose stream a report is for.
     """
 
     def __init__(self, key: bytes, *, worker: int = 0, workers: int = 1) -> None:
+        """`key`: at most 64 bytes."""
         self._key = key
         self._worker = worker
         self._others = [other for other in range(workers) if other != worker]
@@ -87,5 +88,5 @@ class Capabilities:
         return hmac.compare_digest(self._of(worker, rid).encode(), capability.encode("utf-8", "replace"))
 
     def _of(self, worker: int, rid: str) -> str:
-        digest = hmac.digest(self._key, f"{worker}:{rid}".encode(), hashlib.sha256)[:16]
+        digest = hashlib.blake2b(f"{worker}:{rid}".encode(), key=self._key, digest_size=16).digest()
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -62,11 +62,12 @@ def parse_tcp_info(info: bytes, *, queued: int, buffered: int) -> SocketReading 
 class SocketMeter:
     """Reads one connection, and keeps what the server would hide of it small while events are streamed."""
 
-    __slots__ = ("_limits", "_out", "_socket", "_streams", "_transport")
+    __slots__ = ("_kind", "_limits", "_out", "_socket", "_streams", "_transport")
 
     def __init__(self, transport: asyncio.Transport, sock: socket.socket) -> None:
         self._transport = transport
         self._socket = sock
+        self._kind = int(sock.family), int(sock.type), sock.proto
         self._out = bytearray(4)
         self._limits = transport.get_write_buffer_limits()
         self._streams = 0
@@ -93,8 +94,8 @@ class SocketMeter:
         self._streams += 1
         if self._streams == 1 and not self._transport.is_closing():
             self._transport.set_write_buffer_limits(high=0)
-            self._set(socket.TCP_NODELAY, 1)  # asyncio leaves it off where the listener names no protocol
-            self._set(_TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+            # asyncio leaves NODELAY off where the listener names no protocol
+            self._set((socket.TCP_NODELAY, 1), (_TCP_NOTSENT_LOWAT, _UNSENT_BYTES))
 
     def stop(self) -> None:
         """The stream is over. With the last one (another may have begun) the connection is as it was."""
@@ -102,7 +103,7 @@ class SocketMeter:
         if self._streams == 0 and not self._transport.is_closing():
             low, high = self._limits
             self._transport.set_write_buffer_limits(high=high, low=low)
-            self._set(_TCP_NOTSENT_LOWAT, 0)
+            self._set((_TCP_NOTSENT_LOWAT, 0))
 
     def probe(self) -> SocketReading | None:
         """The connection now (two system calls, 6 us together); None once it is closed.
@@ -112,13 +113,39 @@ class SocketMeter:
         if self._transport.is_closing():
             return None
         try:
-            info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-            fcntl.ioctl(self._socket.fileno(), termios.TIOCOUTQ, self._out, True)
+            bare = self._bare()
+            try:
+                info = bare.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+                fcntl.ioctl(bare.fileno(), termios.TIOCOUTQ, self._out, True)
+            finally:
+                bare.detach()
         except (OSError, ValueError):
             return None
         queued = int.from_bytes(self._out, sys.byteorder, signed=True)
         return parse_tcp_info(info, queued=queued, buffered=self._transport.get_write_buffer_size())
 
-    def _set(self, option: int, value: int) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
+    def acked(self) -> int | None:
+        """Bytes that have arrived in the client's kernel, also of a connection that is closing."""
+        try:
+            bare = self._bare()
+            try:
+                info = bare.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+            finally:
+                bare.detach()
+        except (OSError, ValueError):
+            return None
+        reading = parse_tcp_info(info, queued=0, buffered=0)
+        return None if reading is None else reading.acked
+
+    def _set(self, *options: tuple[int, int]) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            bare = self._bare()
+            try:
+                for option, value in options:
+                    bare.setsockopt(socket.IPPROTO_TCP, option, value)
+            finally:
+                bare.detach()
+
+    def _bare(self) -> socket.SocketType:
+        """The socket, to be detached again at once: what uvloop gives makes a costlier one for each call."""
+        return socket.SocketType(*self._kind, self._socket.fileno())

@@ -39,6 +39,9 @@ __all__ = [
     "relay_raw",
 ]
 
+_MOST_REFUSAL_BYTES = 1024 * 1024
+"""Of an engine's error answer; of a longer one its beginning is the message."""
+_NO_CONTENT = 204
 _TAIL_S = 1.0
 """How long the engine may take to close its side after ``[DONE]``, so that the connection can be reused."""
 _PASSED = frozenset({b"content-type", b"content-disposition", b"retry-after"})
@@ -74,7 +77,7 @@ class EventHead:
         exchange = self._exchange
         now = time.monotonic()
         self._stream.connection = ConnectionTrack.begin(exchange.meter, exchange.headers, now=now)
-        await exchange.start(200, (*STREAM_HEADERS, (STREAM_HEADER, self._handle.encode())))
+        await exchange.start_events(((STREAM_HEADER, self._handle.encode()),))
 
 
 async def relay_events(
@@ -100,14 +103,14 @@ async def relay_events(
         events = meter.events
         ready = _fed(meter, data)
         _note_counts(stream, meter)
-        delivery.put(ready, meter.tokens, meter.readable)
+        delivery.put(ready, meter.tokens, meter.readable, last=meter.done and response.complete)
         if meter.events != events:
             guard.expect(idle_s, IdleTimeout)
         return not (meter.done or meter.aborted or delivery.full)
 
     while data := await content.read(READ_BYTES):
         deadline, events = guard.hold(), meter.events  # waiting for the client is not waiting for the engine
-        await _pass_on(head, stream, delivery, meter, data)
+        await _pass_on(head, stream, delivery, meter, response, data)
         while not (meter.done or meter.aborted):
             if delivery.full:
                 await delivery.room()
@@ -133,12 +136,15 @@ async def relay_events(
     await delivery.finish()
 
 
-async def _pass_on(head: EventHead, stream: Stream, delivery: Delivery, meter: Meter, data: bytes) -> None:
+async def _pass_on(
+    head: EventHead, stream: Stream, delivery: Delivery, meter: Meter, response: EngineAnswer, data: bytes
+) -> None:
     """Count what has come and give it to the client, or to its queue."""
     if not delivery.paced:
         ready = _fed(meter, data)
         _note_counts(stream, meter)
-        await _put(head, delivery, meter, Piece(ready, meter.tokens, meter.readable))
+        last = meter.done and response.complete
+        await _put(head, delivery, meter, Piece(ready, meter.tokens, meter.readable), last=last)
         return
     try:
         pieces = meter.pieces(data)
@@ -161,13 +167,15 @@ def _unreadable(error: SSEError) -> BadStream:
     return BadStream(f"the engine's stream cannot be read: {error}")
 
 
-async def _put(head: EventHead, delivery: Delivery, meter: Meter, piece: Piece) -> None:
+async def _put(
+    head: EventHead, delivery: Delivery, meter: Meter, piece: Piece, *, last: bool = False
+) -> None:
     """Give it to the client, the head before the first. Raises `EngineFailed` if that first is an error."""
     if not head.sent and piece.data:
         if meter.error is not None and meter.events == 1:
             raise EngineFailed(meter.error)
         await head.send()
-    delivery.put(*piece)
+    delivery.put(*piece, last=last)
 
 
 def _note_counts(stream: Stream, meter: Meter) -> None:
@@ -180,6 +188,8 @@ def _note_counts(stream: Stream, meter: Meter) -> None:
 
 async def _read_tail(response: EngineAnswer) -> None:
     """The end of the engine's answer, which is here in full: what goes wrong now changes nothing."""
+    if response.complete and response.content.exhausted:
+        return
     with contextlib.suppress(TimeoutError, EngineUnreachable):
         async with asyncio.timeout(_TAIL_S):
             while await response.content.readany():
@@ -203,9 +213,12 @@ async def relay_document(
     dialect: Dialect,
     *,
     idle_s: float,
+    max_bytes: int,
 ) -> None:
     """Relay a whole JSON answer, and count by its usage. Raises `EngineAborted` or `BadStream`."""
-    body = b"".join([data async for data in _reads(response, guard, idle_s=idle_s)])
+    body = await _beginning(response, guard, max_bytes, idle_s=idle_s)
+    if len(body) > max_bytes:
+        raise BadStream(f"the engine's answer is longer than {max_bytes} bytes (max_answer_bytes)")
     document = dialect.document(body)
     if document.usage is not None:
         stream.prompt_tokens = document.usage.prompt
@@ -214,16 +227,23 @@ async def relay_document(
         raise EngineAborted(_GIVEN_UP)
     if exchange.status is not None:
         raise BadStream("the engine answered with one document, not with the stream that was asked for")
-    await exchange.answer(response.status, body)
+    if response.status == _NO_CONTENT:
+        await exchange.start(response.status, ())
+        await exchange.finish()
+    else:
+        await exchange.answer(response.status, body)
     stream.delivered = stream.received
 
 
-async def relay_error(exchange: Exchange, response: EngineAnswer, dialect: Dialect) -> None:
+async def relay_error(
+    exchange: Exchange, response: EngineAnswer, guard: RequestGuard, dialect: Dialect, *, idle_s: float
+) -> None:
     """Relay an engine's refusal, in the dialect's shape and with its own status.
 
     Raises `EngineRefused` where the client's answer has begun already.
     """
-    refusal = await response.read()
+    refusal = await _beginning(response, guard, _MOST_REFUSAL_BYTES, idle_s=idle_s)
+    refusal = refusal[:_MOST_REFUSAL_BYTES]
     if exchange.status is not None:
         raise EngineRefused(normalise_error(refusal, response.status), response.status)
     body = dialect.refusal(refusal, response.status)
@@ -252,11 +272,20 @@ async def relay_foreign_events(
     idle_s: float,
     max_event_bytes: int,
 ) -> None:
-    """Relay a stream that is not ours to read, whole events only. Raises `BadStream`."""
+    """Relay a stream that is not ours to read, whole events only. Raises `BadStream`.
+
+    Only events with data move the guard's deadline.
+    """
     await exchange.start(response.status, STREAM_HEADERS)
     reader = SSEReader(max_event_bytes=max_event_bytes)
-    async for data in _reads(response, guard, idle_s=idle_s):
-        await _pass_events(exchange, _split(reader, data))
+    while data := await response.content.readany():
+        deadline = guard.hold()
+        events = _split(reader, data)
+        await _pass_events(exchange, events)
+        if any(event.has_data for event in events):
+            guard.expect(idle_s, IdleTimeout)
+        else:
+            guard.resume(deadline)
     await _pass_events(exchange, reader.end())
     await exchange.finish()
 
@@ -271,6 +300,17 @@ def _split(reader: SSEReader, data: bytes) -> list[Event]:
 async def _pass_events(exchange: Exchange, events: list[Event]) -> None:
     if events:
         await exchange.write(b"".join(event.raw for event in events))
+
+
+async def _beginning(response: EngineAnswer, guard: RequestGuard, most: int, *, idle_s: float) -> bytes:
+    """The whole body, or more than `most` bytes of a longer one."""
+    parts, size = [], 0
+    while size <= most and (data := await response.content.readany()):
+        guard.expect(idle_s, IdleTimeout)
+        parts.append(data)
+        size += len(data)
+    guard.hold()
+    return b"".join(parts)
 
 
 async def _reads(response: EngineAnswer, guard: RequestGuard, *, idle_s: float) -> AsyncIterator[bytes]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import TracebackType
 
 from tokenflow_gateway.config import Timeouts
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.engines.registry import EngineRegistry
 from tokenflow_gateway.metrics import Metrics
-from tokenflow_gateway.relay.attempts import Attempts, RetryReason
+from tokenflow_gateway.relay.attempts import BUSY, Attempts, RetryReason
 from tokenflow_gateway.relay.dialects import Dialect
 from tokenflow_gateway.relay.engine_answer import EngineAnswer
 from tokenflow_gateway.relay.errors import (
@@ -26,15 +26,12 @@ from tokenflow_gateway.relay.exchange import Exchange
 from tokenflow_gateway.relay.guard import RequestGuard, TotalTime
 from tokenflow_gateway.relay.outcome import Outcome
 from tokenflow_gateway.relay.routes import route_of
-from tokenflow_gateway.relay.upstream import Header, Upstream
+from tokenflow_gateway.relay.upstream import EngineRequest, Header, Upstream
 
 __all__ = ["BUSY", "Asking", "Request"]
 
-BUSY = 503
-"""Status of an engine that has done nothing for a request."""
 
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """A request as it arrived, and how long it may take."""
 
@@ -43,6 +40,37 @@ class Request:
     body: bytes
     timeouts: Timeouts
     total: TotalTime
+    may_replace: bool = True
+    """No connection of it has been replaced; see `EngineRequest`."""
+
+
+class _Answered:
+    """Context manager around one engine's answer and the guard over it."""
+
+    __slots__ = ("_asked", "_guard", "_request")
+
+    def __init__(self, asked: Request, guard: RequestGuard, request: EngineRequest) -> None:
+        self._asked = asked
+        self._guard = guard
+        self._request = request
+
+    async def __aenter__(self) -> tuple[RequestGuard, EngineAnswer]:
+        guard = self._guard
+        await guard.__aenter__()
+        guard.expect(self._asked.timeouts.first_byte_s, FirstByteTimeout)
+        try:
+            return guard, await self._request.__aenter__()
+        except BaseException as error:
+            await guard.__aexit__(type(error), error, error.__traceback__)
+            raise
+        finally:
+            self._asked.may_replace = self._request.may_replace
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._request.__aexit__(kind, error, trace)
+        await self._guard.__aexit__(kind, error, trace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,15 +87,15 @@ class Asking:
         """Raises `ModelNotFound` or `NoEngine`."""
         return Attempts(self.registry, model, most=self.max_attempts)
 
-    @asynccontextmanager
-    async def ask(
+    def ask(
         self, request: Request, engine: Engine, body: bytes | None, own_headers: Iterable[Header] = ()
-    ) -> AsyncIterator[tuple[RequestGuard, EngineAnswer]]:
+    ) -> _Answered:
         """The engine's answer to this request, under the guard. Raises `ClientGone` or a `RelayError`."""
         exchange, timeouts = request.exchange, request.timeouts
-        async with RequestGuard(exchange.receive, request.total) as guard:
-            guard.expect(timeouts.first_byte_s, FirstByteTimeout)
-            async with self.upstream.request(
+        return _Answered(
+            request,
+            RequestGuard(exchange.receive, request.total, exchange.connection),
+            self.upstream.request(
                 engine,
                 exchange.method,
                 exchange.path_qs,
@@ -76,8 +104,9 @@ class Asking:
                 request_id=exchange.request_id,
                 body=body,
                 connect_s=timeouts.connect_s,
-            ) as response:
-                yield guard, response
+                may_replace=request.may_replace,
+            ),
+        )
 
     def ask_another(
         self,

@@ -8,16 +8,21 @@ from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.engines.registry import EngineRegistry
 from tokenflow_gateway.relay.errors import (
     ConnectTimeout,
+    EngineFailed,
     EngineUnreachable,
     ModelNotFound,
     NoEngine,
     RelayError,
 )
 
-__all__ = ["Attempts", "RetryReason", "retry_reason"]
+__all__ = ["BUSY", "Attempts", "RetryReason", "retry_reason"]
+
+BUSY = 503
+"""Status of an engine that has done nothing for a request."""
 
 RetryReason = Literal["refused", "connect_timeout", "lost", "busy"]
-"""``refused``: no connection; ``lost``: the connection broke before the answer; ``busy``: it answered 503."""
+"""``refused``: no connection; ``lost``: the connection broke before the answer; ``busy``: it answered 503,
+as its status or as the first event of its stream."""
 
 
 class Attempts:
@@ -53,4 +58,6 @@ def retry_reason(error: RelayError, *, idle: bool) -> RetryReason | None:
         return "connect_timeout"
     if isinstance(error, NoEngine):
         return "refused"
+    if isinstance(error, EngineFailed) and error.status == BUSY and idle:
+        return "busy"
     return "lost" if isinstance(error, EngineUnreachable) and idle else None

@@ -86,6 +86,7 @@ class Delivery:
         self._last_put = (0, 0)  # tokens, and those to be read
         self._readable = 0  # handed over
         self._written_at = time.monotonic()
+        self._ended = False
         self._in_event = False  # a part of an event has been handed over, the rest of it not
         self._offered_at: float | None = None  # when the write began that the connection has not taken yet
         self._paused_at: float | None = None  # when text was first withheld from a reader who has paused
@@ -101,7 +102,8 @@ class Delivery:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._backlog = Backlog(write_bytes=_WRITE_BYTES)
+        if self._backlog:
+            self._backlog = Backlog(write_bytes=_WRITE_BYTES)
         self._stream.held_bytes = 0
         if self._end_of_pace is not None:
             self._end_of_pace.cancel()
@@ -121,13 +123,16 @@ class Delivery:
         """The client has been handed all there is."""
         return self._writer is None and not self._backlog
 
-    def put(self, data: bytes, tokens: int, readable: int) -> None:
-        """Take the next `Piece`."""
+    def put(self, data: bytes, tokens: int, readable: int, *, last: bool = False) -> None:
+        """Take the next `Piece`. `last`: the answer may end with it; `finish` is still to come."""
         self._raise_fault()
         self._last_put = (tokens, readable)
         plain = self._writer is None and self._pacer is None and 0 < len(data) <= _WRITE_BYTES
         if plain and self._exchange.writable:
-            self._exchange.write_now(data)
+            if last and self._exchange.finish_now(data):
+                self._ended = True
+            else:
+                self._exchange.write_now(data)
             self._in_event = False
             self._handed_over(len(data), tokens, readable)
             return
@@ -168,6 +173,11 @@ class Delivery:
     async def finish(self) -> None:
         """The same, and end the answer."""
         await self.drained()
+        if self._ended:
+            return
+        if self._exchange.writable:
+            await self._exchange.finish()
+            return
         try:
             async with asyncio.timeout(self._patience_s):
                 await self._exchange.finish()

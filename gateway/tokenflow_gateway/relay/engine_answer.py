@@ -14,7 +14,7 @@ from tokenflow_gateway.relay.errors import EngineUnreachable
 __all__ = ["MAX_HEAD_BYTES", "READ_BYTES", "AnswerBody", "EngineAnswer"]
 
 MAX_HEAD_BYTES: Final = 64 * 1024
-"""Status line and headers of an answer, interim ones included; a longer head is no answer."""
+"""Status line and headers of an answer, interim ones included, or its trailer; more is no answer."""
 READ_BYTES: Final = 8 * 1024
 """What is handed over at a time, and so by how much a queue can exceed its cap."""
 _HIGH_BYTES = 32 * 1024
@@ -23,7 +23,7 @@ _LOW_BYTES = 16 * 1024
 _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15  # `wbits` of zlib
 
 LOST: Final = "the connection to the engine was lost"
-_LAST_STATUS = 599
+_FIRST_STATUS, _NO_CONTENT, _LAST_STATUS = 100, 204, 599
 _NOT_HTTP = "the engine's answer is not HTTP"
 
 
@@ -67,8 +67,10 @@ class AnswerBody:
     async def read(self, most: int) -> bytes:
         """The next bytes, at most so many; empty at the end. Raises `EngineUnreachable`."""
         while True:
-            if self._decoder is not None and (data := self._decoder.rest(most)):
-                return data
+            if self._decoder is not None:
+                await asyncio.sleep(0)  # a little that was sent can be very much: others have their turn
+                if data := self._decoder.rest(most):
+                    return data
             while not self._held:
                 if self._error is not None:
                     raise self._error
@@ -86,6 +88,11 @@ class AnswerBody:
     async def readany(self) -> bytes:
         """What is here, or the next that comes; empty at the end. Raises `EngineUnreachable`."""
         return await self.read(_HIGH_BYTES)
+
+    @property
+    def exhausted(self) -> bool:
+        """All of it has been handed on."""
+        return self._ended and not self._held and self._decoder is None
 
     async def pass_to(self, take: Callable[[bytes], bool]) -> bool:
         """Call `take` with each piece, as it arrives and within the read that brought it; no task is woken.
@@ -277,7 +284,7 @@ class EngineAnswer:
         self.reusable = False
         """Once the answer is complete, the connection can take the next request."""
         self._head: asyncio.Future[None] | None = None
-        self._head_bytes = 0
+        self._head_bytes = 0  # that came since the last of the body
         self._framed = False  # the body's end is in the protocol, not the end of the connection
         self._complete = False
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
@@ -293,7 +300,9 @@ class EngineAnswer:
     def content_length(self) -> int | None:
         """Bytes of the body as sent, where the engine says so and does not send it in chunks."""
         length = self.headers.get(b"content-length", b"")
-        return int(length) if length.isdigit() and b"transfer-encoding" not in self.headers else None
+        if self.status == _NO_CONTENT or b"transfer-encoding" in self.headers:
+            return None
+        return int(length) if length.isdigit() else None
 
     @property
     def complete(self) -> bool:
@@ -303,7 +312,7 @@ class EngineAnswer:
     @property
     def begun(self) -> bool:
         """A byte of the answer has come."""
-        return self._head_bytes > 0
+        return self.status > 0 or self._head_bytes > 0
 
     async def head(self) -> None:
         """Wait for status and headers. Raises `EngineUnreachable`."""
@@ -325,8 +334,7 @@ class EngineAnswer:
         parser = self._parser
         if parser is None:
             return False
-        if not self.status:
-            self._head_bytes += len(data)
+        self._head_bytes += len(data)
         try:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -334,9 +342,11 @@ class EngineAnswer:
             self.reusable = False
             self._fail(_refusal_in(error))
             return False
-        self.content.flush()
-        if not self.status and self._head_bytes > MAX_HEAD_BYTES:
-            self._fail(EngineUnreachable("the head of the engine's answer is too large"))
+        if self.content.parsed:
+            self._head_bytes = 0
+            self.content.flush()
+        elif self._head_bytes > MAX_HEAD_BYTES:
+            self._fail(EngineUnreachable("the head or the trailer of the engine's answer is too large"))
             return False
         if self._complete:
             self._finish()
@@ -370,17 +380,18 @@ class EngineAnswer:
     def on_headers_complete(self) -> None:
         assert self._parser is not None
         status = self._parser.get_status_code()
+        if not _FIRST_STATUS <= status <= _LAST_STATUS:
+            raise EngineUnreachable(_NOT_HTTP)
         if status < 200:
             self.headers = {}  # of an interim answer; the real one follows
             return
-        if status > _LAST_STATUS:
-            raise EngineUnreachable(_NOT_HTTP)
         headers = self.headers
         coding = headers.get(b"content-encoding", b"").lower()
         if coding not in {b"", b"identity"}:
             self.content.decode_with(coding)
         chunked = b"chunked" in headers.get(b"transfer-encoding", b"").lower()
-        self._framed = chunked or b"content-length" in headers or self._to_head or status in (204, 304)
+        bodiless = self._to_head or status in (_NO_CONTENT, 304)
+        self._framed = chunked or b"content-length" in headers or bodiless
         self.reusable = self._parser.should_keep_alive() and self._framed and not self._to_head
         self._complete = self._to_head
         self.status = status

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from functools import cached_property
+from asyncio.staggered import staggered_race
+from functools import cached_property, partial
 from typing import NamedTuple, cast
 
 from tokenflow_gateway.relay.engine_answer import EngineAnswer
@@ -20,6 +21,8 @@ _RECEIVE_BUFFER_BYTES = 32 * 1024
 """`SO_RCVBUF` of a connection, which Linux doubles: what one read of the socket can bring."""
 _ADDRESSES_S = 10.0
 """How long the addresses of a name are believed."""
+_NEXT_ADDRESS_S = 0.25
+"""After so long without an answer the next address of a name is tried beside the ones before (RFC 8305)."""
 _CLOSING_S = 1.0
 
 _Address = tuple[socket.AddressFamily, tuple[object, ...]]
@@ -125,13 +128,16 @@ class EnginePool:
         self._all_closed: asyncio.Event | None = None
 
     async def connection(self, origin: Origin, *, within_s: float, fresh: bool = False) -> EngineConnection:
-        """A kept connection, or a new one (`fresh`: in any case).
+        """A kept connection, or a new one (`fresh`: in any case, and none of those kept is used again).
 
         Raises `NoEngine` or, if it takes longer than `within_s`, `ConnectTimeout`.
         """
         kept = self._kept.get(origin)
-        while kept and not fresh:
+        while kept:
             connection = kept.pop()
+            if fresh:  # the engine has closed one like them
+                connection.close()
+                continue
             connection.take()
             if connection.usable:
                 return connection
@@ -177,24 +183,9 @@ class EnginePool:
 
     async def _connect(self, origin: Origin) -> EngineConnection:
         """To the first of its addresses that answers. Raises `OSError`."""
-        failure: OSError = OSError("the name has no address")
-        for family, address in await self._addresses_of(origin):
-            try:
-                return await self._connect_to(origin, family, address)
-            except OSError as error:
-                failure = error
-        raise failure
-
-    async def _connect_to(
-        self, origin: Origin, family: socket.AddressFamily, address: tuple[object, ...]
-    ) -> EngineConnection:
-        loop = asyncio.get_running_loop()
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        sock = await _first_to_answer(await self._addresses_of(origin))
         try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(sock, address)
-            _, connection = await loop.create_connection(
+            _, connection = await asyncio.get_running_loop().create_connection(
                 lambda: EngineConnection(self, origin),
                 sock=sock,
                 ssl=self._tls if origin.tls else None,
@@ -220,3 +211,27 @@ class EnginePool:
         addresses: list[_Address] = [(family, address) for family, _, _, _, address in found]
         self._addresses[origin] = (loop.time() + _ADDRESSES_S, addresses)
         return addresses
+
+
+async def _first_to_answer(addresses: list[_Address]) -> socket.socket:
+    """Connected to one of them. Raises `OSError`."""
+    if len(addresses) == 1:
+        return await _connected_to(*addresses[0])
+    attempts = [partial(_connected_to, *address) for address in addresses]
+    sock: socket.socket | None
+    sock, _, failures = await staggered_race(attempts, _NEXT_ADDRESS_S)
+    if sock is None:
+        raise next(filter(None, failures), OSError("the name has no address"))
+    return sock
+
+
+async def _connected_to(family: socket.AddressFamily, address: tuple[object, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

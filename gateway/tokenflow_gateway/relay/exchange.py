@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
-import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -16,7 +16,15 @@ from tokenflow_gateway.relay.errors import BodyTooLarge, RelayError, RequestTooS
 from tokenflow_gateway.relay.guard import ClientGone
 from tokenflow_gateway.relay.upstream import Header
 
-__all__ = ["CONNECTION", "STREAM_HEADER", "STREAM_HEADERS", "ClientConnection", "Exchange", "take_the_rest"]
+__all__ = [
+    "CONNECTION",
+    "STREAM_HEADER",
+    "STREAM_HEADERS",
+    "ClientConnection",
+    "Exchange",
+    "has_body",
+    "take_the_rest",
+]
 
 CONNECTION: Final = "tokenflow.connection"
 """The client's connection in the extensions of the ASGI scope, where the server gives it."""
@@ -41,9 +49,26 @@ class ClientConnection(Protocol):
 
     writable: bool
     """Whether a write now would go through without waiting."""
+    gives_up: bool
+    """The relay itself gives a client up that takes nothing of this answer."""
+
+    def watch(self, on_lost: Callable[[], None] | None) -> None:
+        """Call this once the client has left (soon, if it has); None: not any more."""
+
+    def take_body(self) -> bytes | None:
+        """The request's body, if all of it is here."""
+
+    def begin(self, headers: Iterable[Header], send: Send) -> bool:
+        """Begin an answer of status 200 in chunks. False if `headers` must go by `send`.
+
+        They must if it is not the connection's own: somebody in between may add to them.
+        """
 
     def write(self, data: bytes) -> None:
         """A part of the body of an answer that has begun; only while `writable`."""
+
+    def end(self, data: bytes) -> bool:
+        """The last part, and the end of the answer. False if it must be sent in the ordinary way."""
 
     @property
     def meter(self) -> SocketMeter | None:
@@ -71,7 +96,7 @@ class Exchange:
         self.complete = False
         """The answer has come to its end: nothing more can be told."""
         self._body_read = False
-        self._connection: ClientConnection | None = scope.get("extensions", {}).get(CONNECTION)
+        self.connection: ClientConnection | None = scope.get("extensions", {}).get(CONNECTION)
 
     @property
     def path_qs(self) -> str:
@@ -86,13 +111,17 @@ class Exchange:
         One that announces itself as too large is not read at all.
         """
         if _length(self.headers) > limit_bytes:
-            raise BodyTooLarge(f"the request body is larger than {limit_bytes} bytes")
-        try:
-            async with asyncio.timeout(within_s):
-                body = await self._read_body(limit_bytes)
-        except TimeoutError as error:
-            raise RequestTooSlow(f"the request body did not arrive within {within_s:g} s") from error
+            raise _too_large(limit_bytes)
+        body = None if self.connection is None else self.connection.take_body()
+        if body is None:
+            try:
+                async with asyncio.timeout(within_s):
+                    body = await self._read_body(limit_bytes)
+            except TimeoutError as error:
+                raise RequestTooSlow(f"the request body did not arrive within {within_s:g} s") from error
         self._body_read = True
+        if len(body) > limit_bytes:
+            raise _too_large(limit_bytes)
         return body
 
     async def _read_body(self, limit_bytes: int) -> bytes:
@@ -104,7 +133,7 @@ class Exchange:
             part = message.get("body", b"")
             size += len(part)
             if size > limit_bytes:
-                raise BodyTooLarge(f"the request body is larger than {limit_bytes} bytes")
+                raise _too_large(limit_bytes)
             parts.append(part)
             if not message.get("more_body"):
                 return b"".join(parts)
@@ -113,18 +142,34 @@ class Exchange:
         self.status = status
         headers = list(headers)
         self.streaming = STREAM_HEADERS[0] in headers
-        own = (b"x-request-id", self.request_id.encode("latin-1"))
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, own]})
+        await self._start(headers)
+
+    async def start_events(self, headers: Iterable[Header]) -> None:
+        """A stream of events begins; from here on the client's time is the caller's to keep."""
+        self.status, self.streaming = 200, True
+        headers = (*STREAM_HEADERS, *headers)
+        if self.connection is None or not self.connection.begin((*headers, self._id), self._send):
+            await self._start(headers)
+        if self.connection is not None:
+            self.connection.gives_up = True
+
+    @property
+    def _id(self) -> Header:
+        return b"x-request-id", self.request_id.encode("latin-1")
+
+    async def _start(self, headers: Iterable[Header]) -> None:
+        start = {"type": "http.response.start", "status": self.status, "headers": [*headers, self._id]}
+        await self._send(start)
 
     @property
     def writable(self) -> bool:
-        """Whether `write_now` may be called: the connection takes more, and the server lets it be seen."""
-        return self._connection is not None and self._connection.writable
+        """Whether `write_now` may be called: the connection takes more, the answer has not ended."""
+        return self.connection is not None and self.connection.writable and not self.complete
 
     @property
     def meter(self) -> SocketMeter | None:
         """What the kernel tells of the client's connection, where it tells something."""
-        return None if self._connection is None else self._connection.meter
+        return None if self.connection is None else self.connection.meter
 
     async def write(self, data: bytes) -> None:
         """Hand bytes to the server; waits while the client's connection is full."""
@@ -132,18 +177,25 @@ class Exchange:
 
     def write_now(self, data: bytes) -> None:
         """The same without waiting; only while `writable`."""
-        assert self._connection is not None
-        self._connection.write(data)
+        assert self.connection is not None
+        self.connection.write(data)
 
     async def finish(self, data: bytes = b"") -> None:
-        await self._send({"type": "http.response.body", "body": data})
-        self.complete = True
+        if not self.finish_now(data):
+            await self._send({"type": "http.response.body", "body": data})
+            self.complete = True
+
+    def finish_now(self, data: bytes) -> bool:
+        """The same without waiting. False where that cannot be, and nothing was done."""
+        ended = self.connection is not None and self.connection.end(data)
+        self.complete = self.complete or ended
+        return ended
 
     async def break_off(self) -> None:
         """Leave the answer unfinished, in a way that a client which does not read cannot hold up."""
-        if self._connection is None:
+        if self.connection is None:
             return
-        self._connection.abort()
+        self.connection.abort()
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
@@ -154,7 +206,7 @@ class Exchange:
 
     async def fail(self, error: RelayError, body: bytes) -> None:
         """The answer is an error, `body` what it says; only before `start`."""
-        if self._body_read or not _has_body(self.headers):
+        if self._body_read or not has_body(self.headers):
             await self.answer(error.status, body, error.headers())
             return
         headers = [*_json_headers(body), (b"connection", b"close"), *error.headers()]
@@ -172,13 +224,18 @@ async def take_the_rest(receive: Receive) -> None:
                 pass
 
 
+def _too_large(limit_bytes: int) -> BodyTooLarge:
+    return BodyTooLarge(f"the request body is larger than {limit_bytes} bytes")
+
+
 def _json_headers(body: bytes) -> list[Header]:
     return [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
 
 
-def _has_body(headers: Iterable[Header]) -> bool:
+def has_body(headers: Iterable[Header]) -> bool:
+    """Whether more of a message follows its head."""
     return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
+        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0"))
         for name, value in headers
     )
 
@@ -196,4 +253,4 @@ def _request_id(headers: Iterable[Header]) -> str:
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value.decode("latin-1")
-    return f"req-{uuid.uuid4().hex}"
+    return f"req-{os.urandom(16).hex()}"

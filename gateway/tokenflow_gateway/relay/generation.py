@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from tokenflow_engine.buffer import DEFAULT_RATE, VirtualBuffer
@@ -44,7 +42,7 @@ _MODEL_CHARS = 200
 """What is kept of a model's name for logs and views: it comes from the client."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Asked:
     """What a metered request wants, on whichever engine."""
 
@@ -120,24 +118,21 @@ class Generations:
         )
         pacer = Pacer(now=now) if asked.paced else None
         outcome = Outcome()
-        with self.lifecycle.streams.delivering(stream):
+        self.lifecycle.streams.delivers(stream)
+        try:
             async with Delivery(exchange, stream, self.settings.delivery, pacer=pacer) as delivery:
-                async with self._open(stream, outcome):
+                self.lifecycle.open(stream)
+                try:
                     await self._follow(asked, stream, delivery, meter, attempts, outcome)
+                finally:
+                    self.lifecycle.close(stream, outcome.end)
+                    log_end(stream, outcome)
                 if outcome.error is not None:
                     with self.metrics.delivering_after_end(stream):
                         await self._last_words(exchange, dialect, delivery, meter, outcome.error)
-        return outcome.next
-
-    @asynccontextmanager
-    async def _open(self, stream: Stream, outcome: Outcome) -> AsyncIterator[None]:
-        """The stream is on record inside, and closed behind it on every path."""
-        self.lifecycle.open(stream)
-        try:
-            yield
         finally:
-            self.lifecycle.close(stream, outcome.end)
-            log_end(stream, outcome)
+            self.lifecycle.streams.delivered(stream)
+        return outcome.next
 
     async def _follow(
         self,
@@ -152,7 +147,7 @@ class Generations:
         exchange = asked.request.exchange
         head = EventHead(exchange, stream, handle=f"{stream.rid}.{self.capabilities.grant(stream.rid)}")
         try:
-            async with KeepAlive.of(asked.keep_alive, asked.request.dialect, stream, head, delivery):
+            async with KeepAlive.of(asked.keep_alive, asked.request.dialect, stream, head, delivery, meter):
                 await self._ask(asked, stream, head, delivery, meter, attempts, outcome)
         except ClientGone:
             outcome.end, outcome.next = "client_gone", None
@@ -193,13 +188,20 @@ class Generations:
                 raise NotRelayed(request.exchange.method, request.exchange.path)
             elif response.status >= 400:
                 outcome.end = "refused"
-                await relay_error(request.exchange, response, dialect)
+                await relay_error(request.exchange, response, guard, dialect, idle_s=idle_s)
             elif is_event_stream(response):
                 await relay_events(head, response, guard, stream, delivery, meter, idle_s=idle_s)
                 outcome.end = "engine_error" if meter.failed else "finished"
             else:
-                exchange = request.exchange
-                await relay_document(exchange, response, guard, stream, dialect, idle_s=idle_s)
+                await relay_document(
+                    request.exchange,
+                    response,
+                    guard,
+                    stream,
+                    dialect,
+                    idle_s=idle_s,
+                    max_bytes=self.settings.max_answer_bytes,
+                )
                 outcome.end = "finished"
 
     async def _last_words(
@@ -218,7 +220,7 @@ class Generations:
         await delivery.last_words(end)
         try:
             if not isinstance(error, ShuttingDown):
-                async with RequestGuard(exchange.receive):
+                async with RequestGuard(exchange.receive, connection=exchange.connection):
                     await delivery.finish()
                 return
         except ClientGone:

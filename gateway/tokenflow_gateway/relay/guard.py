@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from starlette.types import Receive
 
 from tokenflow_gateway.relay.errors import EngineTimeout, FirstByteTimeout, TotalTimeout
+
+if TYPE_CHECKING:
+    from tokenflow_gateway.relay.exchange import ClientConnection
 
 __all__ = ["ClientGone", "RequestGuard", "TotalTime"]
 
@@ -40,8 +44,17 @@ class RequestGuard:
     (`expect`, `hold`), so it can move with every chunk; the timer re-arms itself when it fires early.
     """
 
-    def __init__(self, receive: Receive, total: TotalTime | None = None) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        total: TotalTime | None = None,
+        connection: ClientConnection | None = None,
+    ) -> None:
+        """That the client leaves is told by its `connection`, or else looked for in a task, by `receive`."""
         self._receive = receive
+        self._connection = connection
+        self._watcher: asyncio.Task[None] | None = None
+        self._over = False
         self._loop = asyncio.get_running_loop()
         self._total = total or TotalTime(None, arrived=0.0)
         self._deadline = math.inf
@@ -71,7 +84,10 @@ class RequestGuard:
         task = asyncio.current_task()
         assert task is not None
         self._task = task
-        self._watcher = self._loop.create_task(self._watch_client())
+        if self._connection is not None:
+            self._connection.watch(self._client_has_left)
+        else:
+            self._watcher = self._loop.create_task(self._watch_client())
         if self._total.until < math.inf:
             self._arm()
         return self
@@ -81,15 +97,22 @@ class RequestGuard:
     ) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._watcher.cancel()
+        self._over = True
         ours = self._interrupt is not None and kind is asyncio.CancelledError and self._task.uncancel() == 0
-        await asyncio.wait((self._watcher,))
+        if self._connection is not None:
+            self._connection.watch(None)
+        if self._watcher is not None:
+            self._watcher.cancel()
+            await asyncio.wait((self._watcher,))
         if ours and self._interrupt is not None:
             raise self._interrupt from error
 
     async def _watch_client(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._client_has_left()
+
+    def _client_has_left(self) -> None:
         self._stop(ClientGone())
 
     @property
@@ -113,6 +136,6 @@ class RequestGuard:
             self._arm()
 
     def _stop(self, interrupt: Exception) -> None:
-        if self._interrupt is None:
+        if self._interrupt is None and not self._over:
             self._interrupt = interrupt
             self._task.cancel()

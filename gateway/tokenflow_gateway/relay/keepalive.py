@@ -13,7 +13,7 @@ import structlog
 from tokenflow_gateway.config import KeepAliveForm, KeepAliveSettings
 from tokenflow_gateway.relay.answer import EventHead
 from tokenflow_gateway.relay.delivery import Delivery
-from tokenflow_gateway.relay.dialects import Dialect
+from tokenflow_gateway.relay.dialects import Dialect, Meter
 from tokenflow_gateway.relay.errors import BadRequest
 from tokenflow_gateway.relay.stream import Stream
 
@@ -39,14 +39,17 @@ def read_keep_alive(headers: Iterable[tuple[bytes, bytes]], settings: KeepAliveS
 class KeepAlive:
     """Context manager around the wait for an engine: after `every_s` of silence the client hears `data`.
 
-    It stands between two events, never in one, and only while nothing else is on its way. It says nothing of
-    the engine, whose own time-outs run on. The first one begins the answer, if need be: from then on a
-    failure can only be told inside the stream.
+    It stands between two events, never in one nor behind the last, and only while nothing else is on its
+    way. It says nothing of the engine, whose own time-outs run on. The first one begins the answer, if need
+    be: from then on a failure can only be told inside the stream.
     """
 
-    def __init__(self, head: EventHead, delivery: Delivery, data: bytes, *, every_s: float) -> None:
+    def __init__(
+        self, head: EventHead, delivery: Delivery, meter: Meter, data: bytes, *, every_s: float
+    ) -> None:
         self._head = head
         self._delivery = delivery
+        self._meter = meter
         self._data = data
         self._every_s = every_s
 
@@ -58,35 +61,40 @@ class KeepAlive:
         stream: Stream,
         head: EventHead,
         delivery: Delivery,
+        meter: Meter,
     ) -> KeepAlive | contextlib.nullcontext[None]:
         """As the settings say; nothing for an answer that is no stream."""
         if settings.form == "none" or not stream.streaming:
             return contextlib.nullcontext()
         data = dialect.keep_alive(stream) if settings.form == "chunk" else None
-        return cls(head, delivery, data or _COMMENT, every_s=settings.every_s)
+        return cls(head, delivery, meter, data or _COMMENT, every_s=settings.every_s)
 
     async def __aenter__(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._loop = asyncio.get_running_loop()
+        self._speaking: asyncio.Task[None] | None = None
+        self._timer = self._loop.call_later(self._every_s, self._look)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._task.cancel()
-        await asyncio.wait((self._task,))
+        self._timer.cancel()
+        if self._speaking is not None:
+            self._speaking.cancel()
+            await asyncio.wait((self._speaking,))
 
-    async def _run(self) -> None:
-        wait_s = self._every_s
-        try:
-            while True:
-                await asyncio.sleep(wait_s)
-                wait_s = self._every_s - self._delivery.silent_s
-                if wait_s <= 0:
-                    await self._speak()
-                    wait_s = self._every_s
-        except Exception:  # noqa: BLE001 - the stream goes on without
-            _log.exception("fault in a keep-alive")
+    def _look(self) -> None:
+        wait_s = self._every_s - self._delivery.silent_s
+        if wait_s > 0:
+            self._timer = self._loop.call_later(wait_s, self._look)
+        else:
+            self._speaking = self._loop.create_task(self._speak())
 
     async def _speak(self) -> None:
-        if self._delivery.between_events:
-            await self._head.send()
-            self._delivery.interject(self._data)
+        try:
+            if self._delivery.between_events and not (self._meter.done and self._delivery.empty):
+                await self._head.send()
+                self._delivery.interject(self._data)
+        except Exception:  # noqa: BLE001 - the stream goes on without
+            _log.exception("fault in a keep-alive")
+            return
+        self._timer = self._loop.call_later(self._every_s, self._look)

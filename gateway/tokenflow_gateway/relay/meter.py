@@ -176,7 +176,7 @@ class StreamMeter:
             chunk = _decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None if self._ended else event.raw  # cut off, or nothing we know and not ours to judge
-        if chunk.error is not None or chunk.object == "error":
+        if chunk.error not in (None, False) or chunk.object == "error":
             self.failed = self.done = True
             flat = normalise_error_event(data)
             self.error = data if flat is None else flat

@@ -133,7 +133,7 @@ class Relay:
         if 300 <= response.status < 400:
             raise NotRelayed(exchange.method, exchange.path)
         if response.status >= 400:
-            await relay_error(exchange, response, request.dialect)
+            await relay_error(exchange, response, guard, request.dialect, idle_s=idle_s)
         elif is_event_stream(response):
             most = self.settings.max_event_bytes
             await relay_foreign_events(exchange, response, guard, idle_s=idle_s, max_event_bytes=most)
@@ -165,8 +165,7 @@ class Relay:
             await exchange.break_off()
 
     def _count_response(self, exchange: Exchange) -> None:
-        status = "none" if exchange.status is None else str(exchange.status)
-        self.metrics.responses.labels(route_of(exchange.path) or "other", status).inc()
+        self.metrics.response_begun(route_of(exchange.path) or "other", exchange.status)
 
 
 class _Model(msgspec.Struct):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from json import JSONDecoder
+from functools import cache
 from typing import Any, Literal, cast, get_args
 
 import msgspec
@@ -47,6 +47,7 @@ Body = dict[str, msgspec.Raw]
 _TRUE = msgspec.Raw(b"true")
 _decode_body = msgspec.json.Decoder(Body).decode
 _READ_FIELDS = ("model", "stream", "stream_options", "rid", "user", "request_id", "background", "metadata")
+_READ_NAMES = tuple(b'"%b"' % name.encode() for name in _READ_FIELDS)
 _CHECKED_BYTES = 256 * 1024
 """Bodies up to this size are searched for fields that come twice; in others the last one counts."""
 _BYTE = re.compile(r"^(?P<what>.*) \(byte (?P<at>\d+)\)$", re.DOTALL)
@@ -68,7 +69,7 @@ def parse_object(body: bytes) -> Body:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the request body is not valid JSON: {_where(body, error)}") from error
     if len(body) <= _CHECKED_BYTES:
-        _refuse_doubles(body)
+        _refuse_doubles(body, parsed)
     return parsed
 
 
@@ -85,32 +86,25 @@ def _where(body: bytes, error: Exception) -> str:
     return f"{what} at line {line}, column {column} (byte {at})"
 
 
-def _refuse_doubles(body: bytes) -> None:
+def _refuse_doubles(body: bytes, parsed: Body) -> None:
     """Raises `BadRequest` for a field that the gateway reads and that is there twice.
 
-    Two readers of such a body could take it differently.
+    Two readers of such a body could take it differently. Such a name stands outside the values that count
+    more than once: as a field, or in the value of a field that came again.
     """
-    if all(body.count(b'"%b"' % name.encode()) < 2 for name in _READ_FIELDS):
-        return
-    try:
-        names = JSONDecoder(object_pairs_hook=_names).decode(body.decode())
-    except (ValueError, RecursionError):
-        return  # of what msgspec reads and this does not, the engine is the judge
-    for name in _READ_FIELDS:
-        if names.count(name) > 1:
-            raise BadRequest(f"`{name}` is there more than once", param=name)
-
-
-def _names(pairs: list[tuple[str, Any]]) -> list[str]:
-    return [name for name, _ in pairs]
+    for field, name in zip(_READ_FIELDS, _READ_NAMES, strict=True):
+        named = body.count(name)
+        if named > 1 and named - sum(bytes(value).count(name) for value in parsed.values()) > 1:
+            raise BadRequest(f"`{field}` is there more than once", param=field)
 
 
 def read_fields(parsed: Body) -> RequestFields:
     """The deciding fields of a chat or completion. Raises `BadRequest` for a wrong type."""
     options = _field(parsed, "stream_options", _StreamOptions | None, "`stream_options` must be an object")
     options = options or _StreamOptions()
-    return msgspec.structs.replace(
-        read_plain_fields(parsed),
+    return RequestFields(
+        model=_model(parsed),
+        stream=read_flag(parsed, "stream"),
         wants_usage=bool(options.include_usage),
         wants_usage_in_chunks=bool(options.continuous_usage_stats),
     )
@@ -118,8 +112,12 @@ def read_fields(parsed: Body) -> RequestFields:
 
 def read_plain_fields(parsed: Body) -> RequestFields:
     """Those that all dialects share. Raises `BadRequest` for a wrong type."""
-    model = _field(parsed, "model", str | None, "`model` must be a string")
-    return RequestFields(model=model, stream=read_flag(parsed, "stream"))
+    return RequestFields(model=_model(parsed), stream=read_flag(parsed, "stream"))
+
+
+def _model(parsed: Body) -> str | None:
+    model: str | None = _field(parsed, "model", str | None, "`model` must be a string")
+    return model
 
 
 def read_flag(parsed: Body, name: str) -> bool:
@@ -137,13 +135,19 @@ def read_object(raw: msgspec.Raw | None) -> Body | None:
         return None
 
 
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    """One for each of the few types of `_field`: to make one takes longer than what it does."""
+    return msgspec.json.Decoder(kind)
+
+
 def _field(parsed: Body, name: str, kind: Any, message: str) -> Any:
     """One field decoded; None where it is missing or null."""
     raw = parsed.get(name)
     if raw is None:
         return None
     try:
-        return msgspec.json.decode(raw, type=kind)
+        return _decoder(kind).decode(raw)
     except msgspec.ValidationError as error:
         _, inside, path = str(error).partition(" - at `$.")
         where = f"{name}.{path.rstrip('`')}" if inside else name

@@ -37,7 +37,8 @@ PASSED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Routes whose requests and answers pass unread, each with its methods."""
 
-_RESPONSE: Final = re.compile(r"/v1/responses/[^/]+(?P<cancel>/cancel)?")
+_RESPONSE: Final = re.compile(r"/v1/responses/(?!\.\.?(/|$))[^/]+(?P<cancel>/cancel)?")
+"""A dot segment is no id: a proxy before an engine may take it for another path."""
 _STATEFUL: Final = re.compile(
     r"/v1/(assistants|batches|conversations|files|fine_tuning|threads|uploads|vector_stores)\b"
 )

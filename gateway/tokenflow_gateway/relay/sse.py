@@ -16,6 +16,7 @@ MAX_EVENT_BYTES = 4 * 1024 * 1024
 
 _BOM = b"\xef\xbb\xbf"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+_DATA_LINE = re.compile(rb"(?<![^\r\n])data(?:: ?([^\r\n]*))?(?=[\r\n]|\Z)")
 _LINE_ENDS = re.compile(rb"[\r\n]*")
 _BLANK_LINE = re.compile(rb"\n\n|\n\r\n?|\r\n\r\n?|\r\r\n?")  # two line ends, with or without CRs
 _BLANK_LINE_MAX_BYTES = 4
@@ -63,12 +64,12 @@ class Event:
         """The values of the data lines joined by LF; empty where there is none (see `has_data`)."""
         if self.is_plain:
             return self.raw[6:-2]
-        return b"\n".join(value for name, value in self._fields() if name == b"data")
+        return b"\n".join(_DATA_LINE.findall(self.raw))
 
     @property
     def has_data(self) -> bool:
         """Whether a client would be handed this event: without a data line it is dropped."""
-        return self.raw.startswith(b"data:") or any(name == b"data" for name, _ in self._fields())
+        return self.raw.startswith(b"data:") or _DATA_LINE.search(self.raw) is not None
 
     @property
     def event(self) -> bytes:
@@ -100,11 +101,12 @@ class SSEReader:
     `max_event_bytes` (see `pending_bytes`).
     """
 
-    __slots__ = ("_begun", "_max_event_bytes", "_pending", "_searched", "_seen_cr")
+    __slots__ = ("_begun", "_max_event_bytes", "_pending", "_searched", "_seen_cr", "_text_at")
 
     def __init__(self, *, max_event_bytes: int = MAX_EVENT_BYTES) -> None:
         self._max_event_bytes = max_event_bytes
         self._pending = bytearray()
+        self._text_at = 0  # blank lines in front of it, which mean nothing, end at this offset of `_pending`
         self._searched = 0  # no blank line ends before this offset of `_pending`
         self._begun = False  # past the place where a byte order mark may stand
         self._seen_cr = False  # without one, a search for LF LF finds every blank line
@@ -125,6 +127,8 @@ class SSEReader:
         Raises `SSEError` when one event exceeds `max_event_bytes`; the reader is of no use after that.
         """
         self._seen_cr = self._seen_cr or b"\r" in data
+        if not self._begun and not self._pending:
+            self._begun = not _BOM.startswith(data[:1])
         plain = self._begun and not self._pending and not self._seen_cr and data.endswith(b"\n\n")
         if plain and len(data) <= self._max_event_bytes:
             if 0 < data.find(b"\n\n") == len(data) - 2:
@@ -161,15 +165,17 @@ class SSEReader:
             events.append(Event(bytes(self._pending[start:end])))
             start = self._searched = end
         del self._pending[:start]
+        self._text_at -= start
         self._searched = max(0, len(self._pending) - _BLANK_LINE_MAX_BYTES + 1)
         self._check_size(len(self._pending))
         return events
 
     def _event_end(self, start: int) -> int | None:
         """Where the event that begins at `start` ends, or None while that is not known."""
-        lines = _LINE_ENDS.match(self._pending, start)
+        lines = _LINE_ENDS.match(self._pending, max(start, self._text_at))
         assert lines
-        search_from = max(lines.end(), self._searched)
+        self._text_at = lines.end()
+        search_from = max(self._text_at, self._searched)
         if not self._seen_cr:
             at = self._pending.find(b"\n\n", search_from)
             return at + 2 if at >= 0 else None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -44,7 +43,7 @@ stream; ``retried``: nothing of it was done, and another engine is asked under a
 
 def new_rid() -> str:
     """A name no other request has had."""
-    return f"tf-{uuid.uuid4().hex}"
+    return f"tf-{os.urandom(16).hex()}"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -183,14 +182,13 @@ class StreamTable:
             stream.engine.streams.discard(rid)
         return stream
 
-    @contextmanager
-    def delivering(self, stream: Stream) -> Iterator[None]:
-        """Something of this stream may wait for its client inside, open or not."""
+    def delivers(self, stream: Stream) -> None:
+        """From now on something of this stream may wait for its client, open or not."""
         self._delivering.add(stream)
-        try:
-            yield
-        finally:
-            self._delivering.discard(stream)
+
+    def delivered(self, stream: Stream) -> None:
+        """Not any more."""
+        self._delivering.discard(stream)
 
     @property
     def held_bytes(self) -> int:

@@ -6,26 +6,29 @@ No redirects, no cookies, no proxies of the environment: an engine is asked, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Iterable
+from types import TracebackType
 from urllib.parse import urlsplit
 
 import msgspec
 
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.relay.engine_answer import EngineAnswer
-from tokenflow_gateway.relay.engine_pool import EnginePool, Origin
+from tokenflow_gateway.relay.engine_pool import EngineConnection, EnginePool, Origin
 from tokenflow_gateway.relay.errors import EngineUnreachable
 
-__all__ = ["Header", "Upstream"]
+__all__ = ["EngineRequest", "Header", "Upstream"]
 
 Header = tuple[bytes, bytes]
 
-_STALE_S = 1.0
-"""A kept connection that is lost within this time without a byte of answer was closed as the request came."""
+_STALE_S = 0.1
+"""A kept connection that is lost within this time without a byte of answer was closed as the request came.
+
+Its end and the request cross on their way, so that it shows within a round trip. What is lost later may have
+been worked on.
+"""
 _ABORT_CONNECT_S = 5.0
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-_ABORT_CONNECT_S = 5.0
 _NOT_FORWARDED = frozenset(
     {
         b"accept-encoding",
@@ -34,8 +37,10 @@ _NOT_FORWARDED = frozenset(
         b"cookie",
         b"expect",
         b"host",
+        b"http2-settings",
         b"keep-alive",
         b"proxy-authorization",
+        b"proxy-connection",
         b"te",
         b"trailer",
         b"transfer-encoding",
@@ -43,6 +48,9 @@ _NOT_FORWARDED = frozenset(
         b"x-request-id",
     }
 )
+_USUAL_CONNECTIONS = (b"keep-alive", b"close")
+_CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+"""Where clients have their secrets, which are not for an engine with a key of its own."""
 _NOT_FORWARDED_PREFIXES = (b"x-tokenflow-", b"x-override-")
 """The gateway's own, and SGLang's, by which a request can name its `rid`: that is the gateway's to give."""
 
@@ -50,7 +58,7 @@ _NOT_FORWARDED_PREFIXES = (b"x-tokenflow-", b"x-override-")
 class _Target:
     """Where an engine's requests go, and what is the same in the head of each."""
 
-    __slots__ = ("fixed", "forwards_authorization", "origin", "prefix")
+    __slots__ = ("fixed", "forwards_credentials", "origin", "prefix")
 
     def __init__(self, engine: Engine) -> None:
         parts = urlsplit(engine.config.url)
@@ -59,10 +67,73 @@ class _Target:
         self.origin = Origin(parts.hostname, parts.port or (443 if tls else 80), tls)
         self.prefix = parts.path.rstrip("/")
         key = engine.config.api_key
-        self.forwards_authorization = key is None
+        self.forwards_credentials = key is None
         self.fixed = f"host: {parts.netloc}\r\naccept-encoding: identity\r\n".encode()
         if key is not None:
             self.fixed += f"authorization: Bearer {key.get_secret_value()}\r\n".encode()
+
+
+class EngineRequest:
+    """Context manager around the engine's answer, from the status line on. Leaving early ends its connection.
+
+    Raises `NoEngine` if no connection could be made, `ConnectTimeout` if not within `connect_s`, and
+    `EngineUnreachable`, also from the answer's body, if it was lost or what came is no HTTP.
+    """
+
+    __slots__ = ("_body", "_connect_s", "_connection", "_head", "_may_replace", "_method", "_origin", "_pool")
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        origin: Origin,
+        head: bytes,
+        body: bytes | None,
+        *,
+        method: str,
+        connect_s: float,
+        may_replace: bool = True,
+    ) -> None:
+        """`may_replace`: ask again, once, if the connection proves to have been closed by the engine."""
+        self._pool = pool
+        self._origin = origin
+        self._head = head
+        self._body = body
+        self._method = method
+        self._connect_s = connect_s
+        self._may_replace = may_replace
+        self._connection: EngineConnection | None = None
+
+    @property
+    def may_replace(self) -> bool:
+        """It has not been asked again."""
+        return self._may_replace
+
+    async def __aenter__(self) -> EngineAnswer:
+        loop = asyncio.get_running_loop()
+        fresh = False
+        while True:
+            connection = await self._pool.connection(self._origin, within_s=self._connect_s, fresh=fresh)
+            kept = connection.used and self._may_replace
+            asked_at = loop.time()
+            answer: EngineAnswer | None = None
+            try:
+                answer = connection.ask(self._head, self._body, method=self._method)
+                await answer.head()
+            except BaseException as error:
+                lost = isinstance(error, EngineUnreachable) and answer is not None and not answer.begun
+                connection.leave()
+                if not (lost and kept and loop.time() - asked_at < _STALE_S):
+                    raise
+                fresh, self._may_replace = True, False
+                continue
+            self._connection = connection
+            return answer
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._connection is not None:
+            self._connection.leave()
 
 
 class Upstream:
@@ -75,46 +146,33 @@ class Upstream:
     async def close(self) -> None:
         await self._pool.close()
 
-    @asynccontextmanager
-    async def request(
+    def request(
         self,
         engine: Engine,
         method: str,
         path_qs: str,
         *,
-        headers: Iterable[Header],
+        headers: Collection[Header],
         request_id: str,
         body: bytes | None,
         connect_s: float,
         own_headers: Iterable[Header] = (),
-    ) -> AsyncIterator[EngineAnswer]:
-        """The engine's answer, from its status line on. Leaving early closes the connection at once.
-
-        Raises `NoEngine` if no connection could be made, `ConnectTimeout` if not within `connect_s`, and
-        `EngineUnreachable`, also from the answer's body, if it was lost or what came is no HTTP.
-        """
+        may_replace: bool = True,
+    ) -> EngineRequest:
+        """One request to an engine, made as the context is entered."""
         target = self._targets.get(engine)
         if target is None:
             target = self._targets[engine] = _Target(engine)
         head = _request_head(target, method, path_qs, headers, own_headers, request_id, body)
-        loop = asyncio.get_running_loop()
-        fresh = False
-        while True:
-            connection = await self._pool.connection(target.origin, within_s=connect_s, fresh=fresh)
-            asked_at = loop.time()
-            try:
-                answer = connection.ask(head, body, method=method)
-                try:
-                    await answer.head()
-                except EngineUnreachable:
-                    if connection.used and not answer.begun and loop.time() - asked_at < _STALE_S:
-                        fresh = True
-                        continue
-                    raise
-                yield answer
-            finally:
-                connection.leave()
-            return
+        return EngineRequest(
+            self._pool,
+            target.origin,
+            head,
+            body,
+            method=method,
+            connect_s=connect_s,
+            may_replace=may_replace,
+        )
 
     async def abort(self, engine: Engine, rid: str) -> None:
         """Ask an SGLang without our plugin to stop a request. Raises `RelayError`."""
@@ -127,25 +185,36 @@ class Upstream:
             body=msgspec.json.encode({"rid": rid}),
             connect_s=_ABORT_CONNECT_S,
         ) as response:
-            await response.read()
+            while await response.content.readany():
+                pass
+
+
+def _hop_by_hop(headers: Iterable[Header]) -> frozenset[bytes]:
+    """Those that are not forwarded, and with them what the client's `Connection` names (RFC 9110, 7.6.1)."""
+    names = _NOT_FORWARDED
+    for name, value in headers:
+        if name == b"connection" and value not in _USUAL_CONNECTIONS:
+            names |= {option.strip() for option in value.lower().split(b",")}
+    return names
 
 
 def _request_head(
     target: _Target,
     method: str,
     path_qs: str,
-    headers: Iterable[Header],
+    headers: Collection[Header],
     own_headers: Iterable[Header],
     request_id: str,
     body: bytes | None,
 ) -> bytes:
     """Request line and headers: the client's, but for what is between it and the gateway only."""
     lines = [f"{method} {target.prefix}{path_qs} HTTP/1.1\r\n".encode("latin-1"), target.fixed]
+    hop_by_hop = _hop_by_hop(headers)
     for name, value in headers:
         if (
-            name not in _NOT_FORWARDED
+            name not in hop_by_hop
             and not name.startswith(_NOT_FORWARDED_PREFIXES)
-            and (target.forwards_authorization or name != b"authorization")
+            and (target.forwards_credentials or name not in _CREDENTIALS)
         ):
             lines += (name, b": ", value, b"\r\n")
     for name, value in own_headers:

@@ -180,7 +180,7 @@ class NamedEventMeter(ABC):
         if head.type:
             self._note_type(head.type)
             return raw
-        if head.error is None:
+        if head.error in (None, False):
             return raw
         self.failed = True
         return self._unnamed_error(data)

@@ -13,17 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from support import scenarios
 from support.gateway import eventually
+from support.plugin_stand_in import STATS, WELCOME
 from support.replay_engine import ReplayEngine
 from support.served import PATIENCE_S, Served, serving
 from support.socket_client import SocketClient
 from support.transcripts import load
 from tokenflow_engine.control.endpoint import default_endpoint, link_secret
 from tokenflow_engine.control.server import LinkServer
-from tokenflow_engine.protocol import PROTOCOL_VERSION, EngineStats, SetPolicy, Welcome
+from tokenflow_engine.protocol import SetPolicy
 from tokenflow_gateway.app import Gateway
 from tokenflow_gateway.config import ANONYMOUS, load_settings
 from tokenflow_gateway.readers.learned import LearnedRates
@@ -279,7 +281,7 @@ async def test_workers_do_not_outlive_the_process_that_started_them(workers: Wor
 
 async def test_each_worker_links_and_a_policy_is_set_once(engine: ReplayEngine, tmp_path: Path) -> None:
     endpoint = default_endpoint(int(engine.base_url.rpartition(":")[2]))
-    server = LinkServer(endpoint, secret=link_secret(), welcome=_WELCOME, stats=_STATS)
+    server = LinkServer(endpoint, secret=link_secret(), welcome=_WELCOME, stats=STATS)
     server.start()
     try:
         async with two_workers(engine, tmp_path, link=endpoint) as workers:
@@ -330,26 +332,7 @@ class _ReadSlowly(ReaderTrack):
         return Watched(ratio=0.5, seconds=30.0)
 
 
-_WELCOME = Welcome(
-    version=PROTOCOL_VERSION,
-    engine_id="stand-in",
-    model="m",
-    engine="sglang 0.5.23",
-    capabilities=["count", "abort", "buffer"],
-    kv_tokens=1000,
-    max_running=8,
-    policies=["fcfs", "adaptive"],
-)
-_STATS = EngineStats(
-    at=0.0,
-    running=0,
-    waiting=0,
-    parked=0,
-    kv_used_tokens=0,
-    kv_tokens=1000,
-    tokens_per_s=0.0,
-    generated_total=0,
-)
+_WELCOME = msgspec.structs.replace(WELCOME, policies=["fcfs", "adaptive"])
 
 
 def _rid(client: SocketClient) -> str:

@@ -18,9 +18,9 @@ from tokenflow_engine.protocol import (
     Welcome,
 )
 
-__all__ = ["PluginStandIn"]
+__all__ = ["STATS", "WELCOME", "PluginStandIn"]
 
-_WELCOME = Welcome(
+WELCOME = Welcome(
     version=PROTOCOL_VERSION,
     engine_id="stand-in",
     model="m",
@@ -29,7 +29,7 @@ _WELCOME = Welcome(
     kv_tokens=1000,
     max_running=8,
 )
-_STATS = EngineStats(
+STATS = EngineStats(
     at=0.0,
     running=0,
     waiting=0,
@@ -50,7 +50,7 @@ class PluginStandIn:
 
     def __init__(self, base_url: str) -> None:
         endpoint = default_endpoint(int(base_url.rpartition(":")[2]))
-        self._server = LinkServer(endpoint, secret=link_secret(), welcome=_WELCOME, stats=_STATS)
+        self._server = LinkServer(endpoint, secret=link_secret(), welcome=WELCOME, stats=STATS)
         self.confirms = True
         self.generated = 0
         """The engine's own count of tokens in each confirmation."""

@@ -188,6 +188,16 @@ def test_in_overload_a_heavier_class_still_comes_in() -> None:
     assert plan.why_waiting == Reason.OVERLOAD
 
 
+@pytest.mark.parametrize("lighter", [40, 300])
+def test_many_of_a_light_class_who_wait_for_minutes_do_not_hide_a_heavier_one(lighter: int) -> None:
+    """More of them than one plan looks at, and, with their lateness, more urgent than it: it comes first."""
+    reader = Row(phase=RUNNING, generated=200, rate=5.0, buffered=500, context=600)
+    light = [Row(phase=WAITING, context=600, weight=0.125, ttft_target=10.0, waited=90.0)] * lighter
+    premium = Row(phase=WAITING, context=600, weight=8.0, waited=0.5)
+    plan = plan_of(view_of(reader, *light, premium, free=2_000))
+    assert plan.admit[0] == 1 + lighter
+
+
 def test_passes_are_no_longer_than_the_tightest_reader_can_bear() -> None:
     newcomer = Row(phase=WAITING, context=1000, waited=0)
     reader = Row(phase=RUNNING, generated=2000, rate=25.0, buffered=2.5)

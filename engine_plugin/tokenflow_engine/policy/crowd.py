@@ -1,7 +1,7 @@
 """A view without its crowd: of those who wait for a first token, only whom one plan could let in.
 
-Thousands may wait, and a plan considers a few dozen of them, the most urgent. What it says of those is the
-same with and without the others, and weighing them all would be most of its time.
+Thousands may wait, and a plan considers a few dozen of them, the most urgent of the heaviest class. What it
+says of those is the same with and without the others, and weighing them all would be most of its time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenflow_engine.policy.base import Bools, EngineView, Floats, Ints, Phase
-from tokenflow_engine.policy.rows import lowest
+from tokenflow_engine.policy.rows import heaviest_first, lowest
 from tokenflow_engine.policy.slack import Line, urgencies
 
 __all__ = ["Crowd"]
@@ -38,7 +38,7 @@ class Crowd:
 
     @classmethod
     def of(cls, view: EngineView, *, most: int, patience_s: float) -> Crowd | None:
-        """Leave out all but the `most` urgent readers, and machines, of those who wait for a first token.
+        """Keep, of those who wait for a first token, `most` readers, `heaviest_first`, and `most` machines.
 
         None if there is no crowd, or if all there are could run at one time. Slack is that of `slacks`.
         """
@@ -50,14 +50,14 @@ class Crowd:
             return None
         slack = view.ttft_target.take(waiting) - (view.now - view.arrived.take(waiting))
         machine = view.machine.take(waiting)
-        kinds = [np.flatnonzero(~machine)]
-        if len(kinds[0]) < len(waiting):
-            kinds.append(np.flatnonzero(machine))
-            slack[machine] = patience_s - (view.now - view.since[waiting[machine]])
-        urgency = urgencies(slack, view.weight.take(waiting))
+        readers, machines = np.flatnonzero(~machine), np.flatnonzero(machine)
+        if len(machines):
+            slack[machines] = patience_s - (view.now - view.since.take(waiting[machines]))
+        weight = view.weight.take(waiting)
+        urgency = urgencies(slack, weight)
         stays = np.zeros(len(waiting), dtype=bool)
-        for kind in kinds:
-            stays[lowest(urgency, kind, most)] = True
+        stays[heaviest_first(urgency, weight, readers, most)] = True
+        stays[lowest(urgency, machines, most)] = True
         is_kept = ~is_waiting
         is_kept[waiting[stays]] = True
         return cls(view, np.flatnonzero(is_kept), waiting, slack, stays)

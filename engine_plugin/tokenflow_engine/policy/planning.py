@@ -17,7 +17,7 @@ from tokenflow_engine.policy.horizons import Gate
 from tokenflow_engine.policy.options import Options
 from tokenflow_engine.policy.passes import Passes
 from tokenflow_engine.policy.room import free_memory, wake, why_gone
-from tokenflow_engine.policy.rows import lowest, outside, running, started
+from tokenflow_engine.policy.rows import heaviest_first, lowest, outside, running, started
 from tokenflow_engine.policy.slack import Line, expected_remaining, return_costs, slacks, urgencies
 from tokenflow_engine.policy.turns import Turns
 from tokenflow_engine.policy.victims import Victims
@@ -124,13 +124,13 @@ class Planning:
                 break
 
     def _passing_newcomers(self) -> list[int]:
-        """Those that the gate lets in, most urgent first."""
+        """Those that the gate lets in, heavier classes first, then the most urgent."""
         view, options = self.view, self.options
         new = self.outside & ~self.started & ~view.machine
         if not new.any():
             return []
         self._again_in(options.poll_s)
-        order = np.array(self._first(new), dtype=np.int64)
+        order = heaviest_first(self.urgency, view.weight, np.flatnonzero(new), options.most)
         inside = (self.started | ~self.outside) & ~view.machine
         if self.all_fit or not inside.any():
             everybody: list[int] = order.tolist()

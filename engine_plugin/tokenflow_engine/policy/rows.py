@@ -6,7 +6,7 @@ import numpy as np
 
 from tokenflow_engine.policy.base import Bools, EngineView, Floats, Ints, Phase
 
-__all__ = ["in_batch", "lowest", "outside", "paged", "preempted", "running", "started"]
+__all__ = ["heaviest_first", "in_batch", "lowest", "outside", "paged", "preempted", "running", "started"]
 
 # Plain numbers: looking up a member of an enumeration costs as much as a small array operation.
 _WAITING, _RUNNING, _PREFILLING, _LOADING = (
@@ -57,3 +57,21 @@ def lowest(keys: Floats, rows: Ints, count: int) -> Ints:
         near = np.flatnonzero(ordered <= np.partition(ordered, count - 1)[count - 1])
         rows, ordered = rows.take(near), ordered.take(near)
     return rows[ordered.argsort(kind="stable")[:count]]
+
+
+def heaviest_first(urgency: Floats, weight: Floats, rows: Ints, most: int) -> Ints:
+    """At most `most` of `rows`, all of a heavier class before any of a lighter one, the most urgent first.
+
+    Else many of a light class who have waited for minutes would be all that is looked at.
+    """
+    weights = weight.take(rows)
+    levels = np.unique(weights)[::-1].tolist()
+    if len(levels) <= 1:
+        return lowest(urgency, rows, most)
+    first: list[Ints] = []
+    for level in levels:
+        first.append(lowest(urgency, rows[weights == level], most))
+        most -= len(first[-1])
+        if most <= 0:
+            break
+    return np.concatenate(first)

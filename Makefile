@@ -10,9 +10,10 @@ SOAK_S ?= 600
 FUZZ_S ?= 60
 COMPAT_RESULTS := $(TOKENFLOW_HOME)/compat/results.json
 FUZZ_SEED ?= $(shell date +%s)
+SERVERS := nginx redis-server openssl
 
 .DEFAULT_GOAL := help
-.PHONY: help up doctor test compat check soak fuzz bench-readers bench-burst bench-gateway bench-workers proof paper format clean .browser .clients
+.PHONY: help up doctor test compat check soak fuzz bench-readers bench-burst bench-gateway bench-workers proof paper format clean .browser .clients .servers
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' Makefile | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 15
@@ -25,7 +26,7 @@ doctor: .venv/.gateway ## Say what this machine lacks, if anything
 
 test: .venv/.dev ## Run all tests (ARGS="tests/unit -k sse" for some)
 	@$(BIN)/tokenflow up --prepare
-	@$(MAKE) --no-print-directory .browser .clients $(JS_CLIENT)/node_modules
+	@$(MAKE) --no-print-directory .browser .clients .servers $(JS_CLIENT)/node_modules
 	$(BIN)/pytest $(ARGS)
 
 soak: .venv/.dev ## Preempt at random for ten minutes (SOAK_S=600) and in every configuration, and compare every token
@@ -115,6 +116,18 @@ clean: ## Remove environments, models, caches
 .clients:
 	@command -v npm >/dev/null || { echo "The client tests need npm: install Node 20 or newer with it" >&2; exit 1; }
 	@PYTHONPATH=tests $(BIN)/python -m compat.environments
+
+# Installed in CI only: a package of nginx or Redis starts its server where systemd runs.
+.servers:
+	@missing=$$(for name in $(SERVERS); do PATH=$$PATH:/usr/sbin command -v $$name >/dev/null || echo $$name; done); \
+	  if [ -z "$$missing" ]; then exit 0; fi; \
+	  if [ "$$CI" = true ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo "installing" $$missing; \
+	    { apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends \
+	      $$(echo $$missing | sed s/nginx/nginx-light/); } >/dev/null; \
+	  else \
+	    echo "Tests of proxies and fleets are skipped without" $$missing "(Debian, Ubuntu: apt-get install nginx-light redis-server)"; \
+	  fi
 
 %/node_modules: %/package-lock.json
 	@command -v npm >/dev/null || { echo "The client tests need Node 20 or newer with npm: install it" >&2; exit 1; }

@@ -100,6 +100,7 @@ def random_view(
         weight=rng.choice([1.0, 2.0, 4.0], count),
         ttft_target=np.full(count, 1.0),
         may_park=rng.random(count) < parkable,
+        lead_cap=np.full(count, np.inf),
         since=now - (now - arrived) * rng.random(count),
         preemptions=rng.integers(0, 3, count),
     )

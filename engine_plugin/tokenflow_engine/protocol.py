@@ -68,6 +68,7 @@ _RATES = (0.01, 10_000.0)
 """Tokens per second that a reader can be thought to read."""
 _WEIGHTS = (0.001, 1000.0)
 _TTFTS_S = (0.001, 3600.0)
+_LEADS_S = (0.1, 86_400.0)
 _TOKENS = (0.0, 1e9)
 _TIMES_S = (0.0, 1e11)
 
@@ -122,11 +123,15 @@ class StreamOpened(_Message, frozen=True, tag=True):
     """Seconds to the first token that its class promises."""
     may_park: bool = True
     """Whether its class allows it to be preempted."""
+    lead_cap_s: float | None = None
+    """Seconds of reading beyond which it makes way for others that wait, where its class has such a cap."""
 
     def __post_init__(self) -> None:
         force_setattr(self, "at", _within(self.at, _TIMES_S))
         force_setattr(self, "weight", _within(self.weight, _WEIGHTS))
         force_setattr(self, "ttft_s", _within(self.ttft_s, _TTFTS_S))
+        if self.lead_cap_s is not None:
+            force_setattr(self, "lead_cap_s", _within(self.lead_cap_s, _LEADS_S))
         rate = self.declared_rate
         if rate is not None:
             force_setattr(self, "declared_rate", _within(rate, _RATES) if rate > 0 else None)
@@ -305,6 +310,10 @@ class EngineStats(_Message, frozen=True, tag=True):
     """1 once tensor-parallel ranks have ceased to agree on copies: streams are recomputed from then on."""
     fixed: dict[str, int] = {}
     """1 for the reason, in words, for which nothing in this engine is ever preempted; empty where it is."""
+    waiting_by: dict[str, int] = {}
+    """Those of `waiting` that a gateway has opened, by their class."""
+    started_total: int = 0
+    """Requests that have got their first token since the start."""
     synced_share: float = 0.0
     """Of the KV of running and parked streams, the share that host memory holds too."""
 

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import structlog
@@ -24,30 +24,42 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tokenflow_engine.control.endpoint import default_endpoint, link_secret
 from tokenflow_gateway.api.control import control_app
 from tokenflow_gateway.api.progress import ProgressRoute, stream_of
-from tokenflow_gateway.config import EngineConfig, Settings, is_loopback
+from tokenflow_gateway.config import ConfigError, EngineConfig, Settings, is_loopback
 from tokenflow_gateway.engines.engine import Engine
+from tokenflow_gateway.engines.placement import Placement
 from tokenflow_gateway.engines.probe import PROBE_TIMEOUT_S, HealthProbe
 from tokenflow_gateway.engines.registry import EngineRegistry
+from tokenflow_gateway.fleet import Fleet
 from tokenflow_gateway.lifecycle import Lifecycle
 from tokenflow_gateway.link.client import EngineLink, LinkIdentity
 from tokenflow_gateway.link.feed import ReaderFeed
+from tokenflow_gateway.logs import configure_level
 from tokenflow_gateway.metrics import Metrics
 from tokenflow_gateway.readers.connection import ConnectionSweep
-from tokenflow_gateway.readers.learned import LearnedRates
-from tokenflow_gateway.readers.progress import Capabilities
 from tokenflow_gateway.readers.registry import ReaderRegistry
 from tokenflow_gateway.readers.track import Watched
 from tokenflow_gateway.relay.asking import Asking
+from tokenflow_gateway.relay.entry import Entry
 from tokenflow_gateway.relay.errors import error_body
 from tokenflow_gateway.relay.generation import Generations
 from tokenflow_gateway.relay.relay import Relay
 from tokenflow_gateway.relay.routes import methods_of
 from tokenflow_gateway.relay.stream import StreamTable
-from tokenflow_gateway.relay.timeouts import TimeoutTable
 from tokenflow_gateway.relay.upstream import Upstream
-from tokenflow_gateway.workers.peers import Forwarded, Lesson, Peers, PeerServer, Question
+from tokenflow_gateway.reload import Reloader, merged
+from tokenflow_gateway.store.sqlite import StoreError
+from tokenflow_gateway.store.usage import USAGE_FILE
+from tokenflow_gateway.tenants.budgets import spenders
+from tokenflow_gateway.tenants.keyring import Keyring, KeyWatch
+from tokenflow_gateway.tenants.metrics import TenantLabels, TenantMetrics
+from tokenflow_gateway.tenants.rules import Rules
+from tokenflow_gateway.tenants.usage import UsageLog
+from tokenflow_gateway.workers.peers import Forwarded, Lesson, PeerServer, Question, Wanted
 from tokenflow_gateway.workers.views import OwnViews, Views
 from tokenflow_gateway.workers.worker import Worker
+
+if TYPE_CHECKING:
+    from tokenflow_gateway.telemetry.telemetry import Telemetry
 
 __all__ = ["Gateway", "kept_running"]
 
@@ -74,33 +86,66 @@ class Gateway:
         *,
         worker: Worker | None = None,
         stopping: Callable[[], bool] = lambda: False,
+        load: Callable[[], Settings] | None = None,
     ) -> None:
-        """`worker`: which of several processes this is."""
+        """`worker`: which of several processes this is. `load`: the settings anew, at each SIGHUP."""
         self._worker = worker = worker or Worker.alone()
         self.settings = settings
         self._stopping = stopping
-        self._timeouts = TimeoutTable(settings)
+        self._load = load
+        self._keyring = Keyring()
+        self.keys = KeyWatch(self._keyring, settings.state)
+        self._rules = Rules(settings, self._keyring)
+        try:
+            self.keys.load()
+        except StoreError as error:
+            raise ConfigError(f"state_dir: {error}") from error
         self.metrics = Metrics()
         self.streams = StreamTable()
-        self.registry = EngineRegistry([Engine(config) for config in settings.engines])
-        self.metrics.watch(self.registry, self.streams)
-        self._capabilities = Capabilities(worker.capability_key, worker=worker.index, workers=worker.count)
-        self.readers = ReaderRegistry(
-            learned=LearnedRates(key=worker.learning_key) if settings.learn_rates else None,
-            count=self.metrics.reader_looked_at,
-            tell=lambda name, watched: peers.tell(Lesson(name, watched.ratio, watched.seconds)),
+        self.registry = EngineRegistry(
+            [Engine(config) for config in settings.engines],
+            placement=Placement(engine_queue=settings.admission.engine_queue),
         )
-        peers = Peers(worker)
+        self.metrics.watch(self.registry, self.streams)
+        self._tenant_metrics = TenantMetrics(
+            self.metrics.registry, TenantLabels(settings.tenants, most=settings.metric_tenants)
+        )
+        self._tenant_metrics.watch(self.metrics.registry, self.streams)
+        name = settings.gateway_id or f"{socket.gethostname()}:{settings.host}:{settings.port}"
+        self._identity = LinkIdentity(
+            gateway_id=worker.gateway_id(name),
+            incarnation=f"{os.getpid()}-{uuid.uuid4().hex[:8]}",
+            secret=settings.link_secret.get_secret_value() if settings.link_secret else link_secret(),
+        )
+        self.fleet = Fleet(
+            settings,
+            self.registry,
+            self.metrics.registry,
+            self._keyring,
+            worker,
+            member=f"{self._identity.gateway_id}/{self._identity.incarnation}",
+            secret=self._identity.secret,
+        )
+        self._capabilities = self.fleet.capabilities
+        self.readers = ReaderRegistry(
+            learned=self.fleet.learned, count=self.metrics.reader_looked_at, tell=self.fleet.tell_lesson
+        )
         self._progress = ProgressRoute(
             self.streams,
             self.readers,
             self._capabilities,
             self.metrics,
-            peers,
+            self.fleet.owners,
             body_s=min(settings.timeouts.body_s, _REPORTS_S),
         )
+        self.fleet.answer_reports(self._progress.forwarded)
         self._own = OwnViews(worker, self.registry, self.streams, self.metrics, stopping)
-        self._control: ASGIApp = control_app(settings, self.registry, Views(worker, self._own, peers))
+        self._control: ASGIApp = control_app(
+            lambda: self._rules.access,
+            self.registry,
+            Views(worker, self._own, self.fleet.peers),
+            self.fleet.draining,
+        )
         self._public: ASGIApp = self._dispatch
         if settings.cors_origins:
             self._public = CORSMiddleware(
@@ -108,15 +153,24 @@ class Gateway:
                 allow_origins=settings.cors_origins,
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
-                expose_headers=["X-TokenFlow-Stream", "X-Request-ID"],
+                expose_headers=[
+                    "X-TokenFlow-Stream",
+                    "X-TokenFlow-SLA",
+                    "X-TokenFlow-Reduced",
+                    "X-TokenFlow-Reason",
+                    "Retry-After",
+                    "X-RateLimit-Limit-Requests",
+                    "X-RateLimit-Remaining-Requests",
+                    "X-RateLimit-Reset-Requests",
+                    "X-RateLimit-Limit-Tokens",
+                    "X-RateLimit-Remaining-Tokens",
+                    "X-RateLimit-Reset-Tokens",
+                    "X-Request-ID",
+                ],
             )
         self._relay: Relay | None = None
-        name = settings.gateway_id or f"{socket.gethostname()}:{settings.host}:{settings.port}"
-        self._identity = LinkIdentity(
-            gateway_id=worker.gateway_id(name),
-            incarnation=f"{os.getpid()}-{uuid.uuid4().hex[:8]}",
-            secret=settings.link_secret.get_secret_value() if settings.link_secret else link_secret(),
-        )
+        self._relay_under: Callable[[Rules], Relay] | None = None
+        self._usage = self._usage_log() if settings.usage.record else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -150,6 +204,20 @@ class Gateway:
         hosts = [value for name, value in scope["headers"] if name == b"host"]
         return len(hosts) > 1 or not all(map(_names_loopback, hosts))
 
+    def reload(self, settings: Settings) -> list[str]:
+        """Serve by these settings from the next request on; streams that run keep what they began with.
+
+        Returns the names of settings that need a restart. Raises `ConfigError`, and nothing has changed then.
+        """
+        settings, waiting = merged(self.settings, settings)
+        rules = Rules(settings, self._keyring)
+        self.settings, self._rules = settings, rules
+        self.fleet.update(settings)
+        if self._relay_under is not None:
+            self._relay = self._relay_under(rules)
+        configure_level(settings.log_level)
+        return waiting
+
     async def _lifespan(self, receive: Receive, send: Send) -> None:
         await receive()
         async with self.running():
@@ -166,32 +234,62 @@ class Gateway:
         async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as probe_client:
             probes = {engine: HealthProbe(engine, probe_client) for engine in self.registry}
             links = self._links(lifecycle, context)
-            asking = Asking(
-                upstream=upstream,
-                registry=self.registry,
-                metrics=self.metrics,
-                max_attempts=self.settings.max_attempts,
-                on_engine_failure=lambda engine: probes[engine].suspect(),
-            )
-            self._relay = Relay(
-                settings=self.settings,
-                timeouts=self._timeouts,
-                asking=asking,
-                generations=Generations(
-                    settings=self.settings,
-                    asking=asking,
-                    readers=self.readers,
-                    lifecycle=lifecycle,
+            telemetry = self._telemetry()
+
+            def relay_under(rules: Rules) -> Relay:
+                settings = rules.settings
+                asking = Asking(
+                    upstream=upstream,
+                    registry=self.registry,
                     metrics=self.metrics,
-                    capabilities=self._capabilities,
-                ),
-                metrics=self.metrics,
-                stopping=self._stopping,
-            )
-            await asyncio.gather(*(probe.probe() for probe in probes.values()))
+                    max_attempts=settings.max_attempts,
+                    on_engine_failure=lambda engine: probes[engine].suspect(),
+                )
+                entry = Entry(
+                    limits=self.fleet.limits,
+                    admission=self.fleet.admission,
+                    asking=asking,
+                    roster=rules.access.roster,
+                    estimates=settings.estimates,
+                )
+                return Relay(
+                    settings=settings,
+                    access=rules.access,
+                    timeouts=rules.timeouts,
+                    asking=asking,
+                    entry=entry,
+                    generations=Generations(
+                        settings=settings,
+                        asking=asking,
+                        readers=self.readers,
+                        lifecycle=lifecycle,
+                        metrics=self.metrics,
+                        capabilities=self._capabilities,
+                        roster=rules.access.roster,
+                        entry=entry,
+                    ),
+                    metrics=self.metrics,
+                    stopping=self._stopping,
+                    telemetry=telemetry,
+                )
+
+            self._relay_under = relay_under
+            self._relay = relay_under(self._rules)
+            lifecycle.on_settled.append(self._tenant_metrics.settled)
+            if self._usage is not None:
+                lifecycle.on_settled.append(self._usage.ended)
+                self.readers.on_done = self._usage.read_on
+                self._usage.start()
+            lifecycle.on_settled.append(lambda _stream: self.fleet.admission.changed())
+            spending = spenders(self._rules.access.roster, self._keyring)
+            began = self.fleet.start(spending, self.settings.state / USAGE_FILE)
+            await asyncio.gather(began, *(probe.probe() for probe in probes.values()))
             self._progress.on_change = lifecycle.reader_changed
             sweep = ConnectionSweep(self.streams, lifecycle.reader_changed)
-            parts: list[HealthProbe | EngineLink | ReaderFeed | ConnectionSweep | PeerServer] = [
+            parts: list[
+                HealthProbe | EngineLink | ReaderFeed | ConnectionSweep | PeerServer | KeyWatch | Reloader
+            ] = [
+                self.keys,
                 *probes.values(),
                 *links,
                 lifecycle.feed,
@@ -199,16 +297,34 @@ class Gateway:
             ]
             if not self._worker.is_alone:
                 parts.append(PeerServer(self._worker, self._answer_peer))
-            tasks = [asyncio.create_task(kept_running(part.run)) for part in parts]
+            if self._load is not None:
+                parts.append(Reloader(self._load, self.reload))
+            runs = [*(part.run for part in parts), *self.fleet.parts]
+            tasks = [asyncio.create_task(kept_running(run)) for run in runs]
             try:
                 yield
             finally:
                 await lifecycle.told(within_s=_TOLD_WITHIN_S)
+                await self.fleet.aclose()
                 await _cancelled(tasks)
                 await lifecycle.aclose()
                 self._own.keep_counters()
+                if self._usage is not None:
+                    await self._usage.aclose()
                 await upstream.close()
                 context.destroy(linger=0)
+                if telemetry is not None:
+                    await telemetry.aclose()
+
+    def _usage_log(self) -> UsageLog:
+        return UsageLog(self.settings.state, self.settings.usage, on_dropped=self.metrics.usage_dropped.inc)
+
+    def _telemetry(self) -> Telemetry | None:
+        if self.settings.telemetry.otlp_endpoint is None:
+            return None
+        from tokenflow_gateway.telemetry.exporting import open_telemetry  # an extra, which need not be there
+
+        return open_telemetry(self.settings.telemetry, gateway_id=self._identity.gateway_id)
 
     def _answer_peer(self, question: Question) -> Any:
         if isinstance(question, Forwarded):
@@ -216,7 +332,9 @@ class Gateway:
         if isinstance(question, Lesson):
             watched = Watched(ratio=question.ratio, seconds=question.seconds)
             return self.readers.taught(question.name, watched, now=time.monotonic())
-        return self._own.show(question.view)
+        if isinstance(question, Wanted):
+            return self._own.show(question.view)
+        return self.fleet.answer(question)
 
     def _links(self, lifecycle: Lifecycle, context: zmq.Context[zmq.Socket[bytes]]) -> list[EngineLink]:
         links = []

@@ -1,7 +1,7 @@
-"""The command line: ``tokenflow up | engine | serve | model pull | doctor | bench``.
+"""The command line: ``tokenflow up | engine | serve | keys | usage | model pull | doctor | bench``.
 
 Imports the standard library, click and `local/` alone, so that it runs in an engine's image too; the
-gateway's web stack is imported by `serve`, the benchmarks by their commands, when these are called.
+gateway's parts are imported by its commands, the benchmarks by theirs, when these are called.
 """
 
 from __future__ import annotations
@@ -294,8 +294,8 @@ def doctor(*, host: str, port: int, engine_port: int) -> None:
     sys.exit(1 if any(check.advice for check in checks) else 0)
 
 
-def _bench_command(name: str, target: str, summary: str) -> None:
-    """Register a command of the benchmarks, ``module:command``, which is imported when it is used."""
+def _later(name: str, target: str, summary: str, *, extra: str) -> None:
+    """Register a command, ``module:command``, which is imported when it is used, with what it needs."""
 
     @cli.command(
         name,
@@ -312,19 +312,51 @@ def _bench_command(name: str, target: str, summary: str) -> None:
             if (error.name or "").startswith("tokenflow_") and error.name != "tokenflow_bench":
                 raise
             raise SetupError(
-                f"tokenflow {name} needs {error.name}: pip install 'tokenflow-serving[bench]'"
+                f"tokenflow {name} needs {error.name}: pip install 'tokenflow-serving[{extra}]'"
             ) from error
         found.main(list(arguments), prog_name=f"tokenflow {name}")
 
 
-_bench_command(
-    "bench", "tokenflow_bench.load.cli:bench", "Drive any OpenAI-compatible endpoint with simulated people."
+_later(
+    "keys",
+    "tokenflow_gateway.tenants.commands:keys",
+    "API keys: create, list, rotate, revoke.",
+    extra="gateway",
 )
-_bench_command("sim", "tokenflow_bench.sim:sim", "Simulate policies on GPUs.")
-_bench_command(
-    "calibrate", "tokenflow_bench.calibrate.cli:calibrate", "Measure what an engine's passes cost, for sim."
+_later(
+    "usage", "tokenflow_gateway.tenants.commands:usage", "What streams have used, by tenant.", extra="gateway"
 )
-_bench_command("report", "tokenflow_bench.report.cli:report", "Draw a result: one HTML page, PNG plots.")
+_later(
+    "engines",
+    "tokenflow_gateway.engines.commands:engines",
+    "Engines of a running gateway: list, drain, resume.",
+    extra="gateway",
+)
+_later(
+    "check-config",
+    "tokenflow_gateway.tenants.commands:check_config",
+    "Check the gateway's configuration.",
+    extra="gateway",
+)
+_later(
+    "bench",
+    "tokenflow_bench.load.cli:bench",
+    "Drive any OpenAI-compatible endpoint with simulated people.",
+    extra="bench",
+)
+_later("sim", "tokenflow_bench.sim:sim", "Simulate policies on GPUs.", extra="bench")
+_later(
+    "calibrate",
+    "tokenflow_bench.calibrate.cli:calibrate",
+    "Measure what an engine's passes cost, for sim.",
+    extra="bench",
+)
+_later(
+    "report",
+    "tokenflow_bench.report.cli:report",
+    "Draw a result: one HTML page, PNG plots.",
+    extra="bench",
+)
 
 
 def main() -> None:

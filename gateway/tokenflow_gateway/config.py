@@ -10,12 +10,21 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -25,6 +34,20 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from tokenflow_gateway.local.home import Home
+from tokenflow_gateway.store.settings import RedisSettings
+from tokenflow_gateway.tenants.admission_settings import AdmissionSettings, EstimateSettings
+from tokenflow_gateway.tenants.model import ANONYMOUS
+from tokenflow_gateway.tenants.settings import (
+    AnonymousMode,
+    ClassSettings,
+    Network,
+    PhaseTimes,
+    TenantSettings,
+    Timeouts,
+    UsageSettings,
+    check_names,
+)
 from tokenflow_gateway.workers.worker import MAX_WORKERS
 
 __all__ = [
@@ -37,15 +60,13 @@ __all__ = [
     "PhaseTimes",
     "RouteSettings",
     "Settings",
+    "TelemetrySettings",
     "TenantSettings",
     "Timeouts",
     "is_loopback",
     "load_settings",
 ]
 
-
-ANONYMOUS = "anonymous"
-"""The tenant of requests that name none."""
 
 _FILE = "_file"
 """Carries the file's values through the constructor to the place where sources are ordered."""
@@ -116,52 +137,8 @@ class EngineConfig(BaseModel):
         return self.id or urlsplit(self.url).netloc
 
 
-Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
-
-
-class Timeouts(BaseModel):
-    """How long each phase of a request may take, in seconds."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    body_s: Seconds = 60.0
-    """For the client to send its request."""
-    connect_s: Seconds = 5.0
-    """For a connection to the engine, its name looked up and TLS agreed on."""
-    first_byte_s: Seconds = 600.0
-    """For the first event of a stream, or the first byte of another answer: connection, queue and prefill."""
-    idle_s: Seconds = 120.0
-    """Between two events of a stream (comments are none), or two reads of another answer."""
-    total_s: Seconds | None = None
-    """From the request's arrival to the end of its answer, the client's own slowness included."""
-
-
-class PhaseTimes(BaseModel):
-    """Some of `Timeouts`, for some requests; what is not given stays as it is for all."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    body_s: Seconds | None = None
-    connect_s: Seconds | None = None
-    first_byte_s: Seconds | None = None
-    idle_s: Seconds | None = None
-    total_s: Seconds | None = None
-
-    def over(self, wider: Timeouts) -> Timeouts:
-        """`wider`, with what is given here in its place."""
-        return wider.model_copy(update=self.model_dump(exclude_none=True))
-
-
 class RouteSettings(BaseModel):
     """What is different for the requests of one route."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    timeouts: PhaseTimes = PhaseTimes()
-
-
-class TenantSettings(BaseModel):
-    """What is different for the requests of one tenant."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -195,6 +172,32 @@ class DeliverySettings(BaseModel):
     """How long a connection that takes nothing, or a reader who pauses, is waited for."""
 
 
+class TelemetrySettings(BaseModel):
+    """Traces and metrics over OTLP; docs/telemetry.md."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    otlp_endpoint: str | None = None
+    """Base URL of a receiver of OTLP/HTTP, such as ``http://127.0.0.1:4318``; without one nothing is sent."""
+    sample: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Share of requests that are traced, of those whose client has not decided it."""
+    metrics_every_s: float = Field(default=60.0, ge=1.0, le=3600.0)
+    prompts: bool = False
+    """Send the text of requests, too; answers never go out."""
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _can_export(cls, endpoint: str | None) -> str | None:
+        if endpoint is None:
+            return None
+        parts = urlsplit(endpoint)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ValueError(f"{endpoint!r} is not an http(s) URL such as http://127.0.0.1:4318")
+        if find_spec("opentelemetry") is None:
+            raise ValueError("telemetry needs pip install 'tokenflow-serving[otel]'")
+        return endpoint
+
+
 class Settings(BaseSettings):
     """Everything the gateway can be told."""
 
@@ -216,14 +219,30 @@ class Settings(BaseSettings):
     timeouts: Timeouts = Timeouts()
     routes: dict[str, RouteSettings] = {}
     """By path, such as ``/v1/embeddings``: these requests differ from all."""
+    classes: dict[str, ClassSettings] = {}
+    """Classes of service, by name; docs/tenants.md. ``default`` is there in any case."""
     tenants: dict[str, TenantSettings] = {}
-    """By name: these differ from all and from their route."""
+    """By name. Requests without a key are of the tenant ``anonymous``."""
+    anonymous: AnonymousMode = "auto"
+    """Whether requests may come without a key."""
+    trusted_proxies: tuple[Network, ...] = ()
+    """Addresses of front ends and proxies whose word on their users' identity counts, as CIDR blocks."""
+    state_dir: Path | None = None
+    """Where keys and usage are kept; by default ``gateway`` in TOKENFLOW_HOME."""
+    usage: UsageSettings = UsageSettings()
+    metric_tenants: int = Field(default=20, ge=0, le=1000)
+    """Tenants with metrics of their own; all others are counted together, as ``other``."""
+    admission: AdmissionSettings = AdmissionSettings()
+    estimates: EstimateSettings = EstimateSettings()
+    redis: RedisSettings | None = None
+    """What several gateways share; docs/fleets.md."""
     max_attempts: int = Field(default=2, ge=1, le=16)
     """Engines one request is tried on, as long as none has done anything for it."""
     max_connections: int = Field(default=10_000, ge=1)
     """Connections of clients at a time. Fewer where the system's limit of open files allows fewer."""
     keep_alive: KeepAliveSettings = KeepAliveSettings()
     delivery: DeliverySettings = DeliverySettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     max_body_bytes: int = Field(default=32 * 1024 * 1024, gt=0)
     """Largest request body; larger ones get 413."""
     max_answer_bytes: int = Field(default=64 * 1024 * 1024, gt=0)
@@ -260,13 +279,15 @@ class Settings(BaseSettings):
             raise ValueError(f"two engines share a name: {', '.join(sorted(doubles))}; give each its own id")
         return engines
 
-    @field_validator("tenants")
-    @classmethod
-    def _tenants_exist(cls, tenants: dict[str, TenantSettings]) -> dict[str, TenantSettings]:
-        for name in tenants:
-            if name != ANONYMOUS:
-                raise ValueError(f"there is no tenant {name!r}: all requests are of {ANONYMOUS!r} so far")
-        return tenants
+    @model_validator(mode="after")
+    def _names_are_known(self) -> Self:
+        check_names(self.classes, self.tenants, {engine.name for engine in self.engines})
+        return self
+
+    @property
+    def state(self) -> Path:
+        """The directory of what outlives the process."""
+        return self.state_dir or Home.from_environ(os.environ).root / "gateway"
 
     @classmethod
     def settings_customise_sources(
@@ -333,7 +354,8 @@ def _explain_one(location: tuple[int | str, ...], message: str, kind: str) -> st
     where = ".".join(str(part) for part in location)
     if where == "engines" and kind in {"missing", "too_short"}:
         return "no engine given: use --engine http://127.0.0.1:30000, or `engines:` in the file of --config"
-    return f"{where}: {message.removeprefix('Value error, ')}{_origin(location)}"
+    said = message.removeprefix("Value error, ")
+    return f"{where}: {said}{_origin(location)}" if where else said
 
 
 def _origin(location: tuple[int | str, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import structlog
@@ -63,6 +63,8 @@ class Lifecycle:
         self._tasks: set[asyncio.Task[None]] = set()
         self._all_told = asyncio.Event()
         self._all_told.set()
+        self.on_settled: list[Callable[[Stream], None]] = []
+        """Each is called once for each stream, when nothing of it is left and its counts are final."""
         self.feed = ReaderFeed(streams, readers, self._send_readings)
 
     def attach(self, engine: Engine, link: EngineLink) -> None:
@@ -81,6 +83,7 @@ class Lifecycle:
     def close(self, stream: Stream, end: End) -> None:
         """The request is over for the client, for whatever reason; the engine is told."""
         stream.end = end
+        stream.ended = time.monotonic()
         self._metrics.stream_ended(stream, end)
         if stream.streaming and end != "retried":  # that one's reader goes on with the next stream
             self._readers.ended(stream.rid, stream.reader, now=time.monotonic())
@@ -104,8 +107,9 @@ class Lifecycle:
 
     async def aclose(self) -> None:
         """Let go of everything that is still waited for."""
-        for closing in self._closing.values():
+        for rid, closing in list(self._closing.items()):
             closing.timer.cancel()
+            self._remove(rid)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -125,16 +129,18 @@ class Lifecycle:
 
     def on_aborted(self, engine: Engine, aborted: Aborted) -> None:
         closing = self._closing.pop(aborted.rid, None)
-        stream = self._remove(aborted.rid) if closing else None
+        stream = self.streams.get(aborted.rid)
         if closing is None or stream is None:
             return
+        stream.counted = max(stream.counted or 0, aborted.generated)
+        self._remove(aborted.rid)
         closing.timer.cancel()
         if stream.engine_is_done:
             self._compare_counts(stream, aborted)
             return
         self._metrics.abort_confirmed(time.monotonic() - closing.since)
         self._metrics.generated_late(stream, aborted.generated - closing.accounted)
-        _log.info("engine dropped the request", rid=stream.rid, end=stream.end, generated=aborted.generated)
+        _log.info("engine dropped the request", **_names(stream), end=stream.end, generated=aborted.generated)
 
     # ---- inside ----------------------------------------------------------------------------------
 
@@ -146,7 +152,10 @@ class Lifecycle:
         if stream.usage_tokens is not None and confirmed.generated != stream.usage_tokens:
             self._metrics.count_mismatches.labels(stream.engine.name).inc()
             _log.warning(
-                "token counts differ", rid=stream.rid, plugin=confirmed.generated, usage=stream.usage_tokens
+                "token counts differ",
+                **_names(stream),
+                plugin=confirmed.generated,
+                usage=stream.usage_tokens,
             )
 
     def _await_confirmation(self, stream: Stream) -> None:
@@ -158,7 +167,7 @@ class Lifecycle:
         self._remove(stream.rid)
         if not stream.engine_is_done:
             self._metrics.aborts.labels("unconfirmed").inc()
-            _log.warning("engine did not confirm an abort", rid=stream.rid, engine=stream.engine.name)
+            _log.warning("engine did not confirm an abort", **_names(stream), engine=stream.engine.name)
 
     def _close_without_link(self, stream: Stream) -> None:
         self._remove(stream.rid)
@@ -177,6 +186,9 @@ class Lifecycle:
 
     def _remove(self, rid: str) -> Stream | None:
         stream = self.streams.remove(rid)
+        if stream is not None:
+            for settle in self.on_settled:
+                settle(stream)
         self._note_told()
         return stream
 
@@ -189,7 +201,12 @@ class Lifecycle:
             async with asyncio.timeout(CONFIRM_WITHIN_S):
                 await self._upstream.abort(stream.engine, stream.rid)
         except (RelayError, TimeoutError) as error:
-            _log.warning("engine could not be told to abort", rid=stream.rid, error=str(error))
+            _log.warning("engine could not be told to abort", **_names(stream), error=str(error))
+
+
+def _names(stream: Stream) -> dict[str, str]:
+    """By which a log's lines on one request are found."""
+    return {"rid": stream.rid, "request_id": stream.request_id}
 
 
 def _announcement(stream: Stream) -> StreamOpened:
@@ -197,6 +214,11 @@ def _announcement(stream: Stream) -> StreamOpened:
         rid=stream.rid,
         at=stream.opened_at,
         tenant=stream.tenant,
+        sla=stream.grant.sla.name,
         reader=stream.reader.reader,
         declared_rate=stream.reader.declared_rate,
+        weight=stream.grant.weight,
+        ttft_s=stream.grant.ttft_s,
+        may_park=stream.grant.may_park,
+        lead_cap_s=stream.grant.sla.lead_cap_s,
     )

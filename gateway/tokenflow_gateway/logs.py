@@ -8,7 +8,12 @@ from typing import Literal
 
 import structlog
 
-__all__ = ["configure_logging"]
+__all__ = ["configure_level", "configure_logging"]
+
+
+def configure_level(level: str) -> None:
+    """Log what is of this level or above from now on."""
+    logging.getLogger().setLevel(level.upper())
 
 
 def configure_logging(level: str, fmt: Literal["json", "console"]) -> None:
@@ -36,7 +41,7 @@ def configure_logging(level: str, fmt: Literal["json", "console"]) -> None:
     handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers = [handler]
-    root.setLevel(level.upper())
+    configure_level(level)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per health probe says nothing
     structlog.configure(
         processors=[

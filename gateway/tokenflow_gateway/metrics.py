@@ -19,11 +19,13 @@ from prometheus_client.registry import Collector
 from tokenflow_engine.protocol import Durations
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.readers.estimator import Source
+from tokenflow_gateway.readers.slack import SlackCollector
 from tokenflow_gateway.readers.tally import Look
 from tokenflow_gateway.relay.stream import End, Stream, StreamTable
 
 __all__ = ["Metrics"]
 
+_BETWEEN_TOKENS_S = (0.002, 0.005, 0.01, 0.02, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5)
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -34,6 +36,9 @@ class _OfEngine(NamedTuple):
     delivered: Counter
     prompt: Counter
     ttft: Histogram
+    duration: Histogram
+    effective: Counter
+    time_per_token: Histogram
 
 
 class Metrics:
@@ -62,6 +67,18 @@ class Metrics:
             ["engine", "reason"],
             registry=self.registry,
         )
+        self.rejected = Counter(
+            "tokenflow_rejected",
+            "Requests turned away: by a limit (requests, tokens, streams, budget), by the queue (queue_full, "
+            "queue_timeout), or because no engine was there (no_engine).",
+            ["reason"],
+            registry=self.registry,
+        )
+        self.usage_dropped = Counter(
+            "tokenflow_usage_dropped",
+            "Records of usage that were not written, because the disk was too slow or not there.",
+            registry=self.registry,
+        )
         self.ended = Counter(
             "tokenflow_streams_ended",
             "Requests that reached an engine, by how they ended.",
@@ -73,6 +90,27 @@ class Metrics:
             "Arrival of a streaming request to its first content handed to the client.",
             ["engine"],
             buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.duration = Histogram(
+            "tokenflow_request_seconds",
+            "Arrival of a request that reached an engine to its end for the client, however it ended.",
+            ["engine"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
+        self.time_per_token = Histogram(
+            "tokenflow_time_per_output_token_seconds",
+            "Mean time between tokens (TBT, TPOT) as the client was handed them, of each finished stream.",
+            ["engine"],
+            buckets=_BETWEEN_TOKENS_S,
+            registry=self.registry,
+        )
+        self.effective_tokens = Counter(
+            "tokenflow_effective_tokens",
+            "Tokens by their weight: 1 if at most a tenth of the answer was unread as each came, 0 from a "
+            "fifth on (effective throughput of the TokenFlow paper). It rewards slowness: see stalls, too.",
+            ["engine"],
             registry=self.registry,
         )
         self.prompt_tokens = Counter(
@@ -149,6 +187,7 @@ class Metrics:
         """Export the gauges of engines, readers and what waits for clients from now on."""
         self.registry.register(_EngineCollector(list(engines)))
         self.registry.register(_ReaderCollector(streams))
+        self.registry.register(SlackCollector(streams))
         held = Gauge(
             "tokenflow_held_bytes",
             "Bytes that wait in the gateway for clients, those of streams that have ended included.",
@@ -165,6 +204,9 @@ class Metrics:
                 self.delivered_tokens.labels(engine),
                 self.prompt_tokens.labels(engine),
                 self.ttft.labels(engine),
+                self.duration.labels(engine),
+                self.effective_tokens.labels(engine),
+                self.time_per_token.labels(engine),
             )
         ended = self._ended.get((engine, stream.route, end))
         if ended is None:
@@ -174,8 +216,12 @@ class Metrics:
         of_engine.delivered.inc(stream.delivered)
         if stream.prompt_tokens:
             of_engine.prompt.inc(stream.prompt_tokens)
+        now = time.monotonic()
+        of_engine.duration.observe(now - stream.started)
         if stream.ttft_s is not None:
             of_engine.ttft.observe(stream.ttft_s)
+        if stream.streaming:
+            _note_pace(of_engine, stream, end, now)
 
     def response_begun(self, route: str, status: int | None) -> None:
         """An answer has begun; None: there was none."""
@@ -207,6 +253,14 @@ class Metrics:
         self.abort_confirm.observe(after_s)
 
 
+def _note_pace(of_engine: _OfEngine, stream: Stream, end: End, now: float) -> None:
+    track = stream.reader
+    track.leads.look(track.shape.tokens, track.estimate(now).consumed)
+    of_engine.effective.inc(track.leads.effective_tokens())
+    if end == "finished" and stream.first_token is not None and stream.delivered > 1:
+        of_engine.time_per_token.observe((now - stream.first_token) / (stream.delivered - 1))
+
+
 class _EngineCollector(Collector):
     """Gauges per engine. What an unlinked engine does not tell is absent, not zero."""
 
@@ -217,6 +271,16 @@ class _EngineCollector(Collector):
             "tokenflow_engine_link_dropped",
             "Messages its plugin was not sent because it did not read: should stay 0.",
             lambda e: float(e.link_dropped),
+        ),
+        (
+            "tokenflow_engine_draining",
+            "1 while the engine gets no new requests, because somebody has said so.",
+            lambda e: float(e.draining),
+        ),
+        (
+            "tokenflow_engine_breaker_open",
+            "1 while requests are kept from the engine because they failed there.",
+            lambda e: float(e.breaker.state(time.monotonic()) != "closed"),
         ),
         (
             "tokenflow_engine_streams",

@@ -6,10 +6,12 @@ import contextlib
 import errno
 import gc
 import resource
+import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,10 @@ from tokenflow_gateway.app import Gateway
 from tokenflow_gateway.config import ConfigError, Settings, is_loopback, load_settings
 from tokenflow_gateway.http_protocol import SPARE_CONNECTIONS, BoundedHttpProtocol, GatewayState
 from tokenflow_gateway.logs import configure_logging
+from tokenflow_gateway.reload import merged
 from tokenflow_gateway.shutdown import StagedServer
+from tokenflow_gateway.tenants.keyring import Keyring
+from tokenflow_gateway.tenants.rules import Rules
 from tokenflow_gateway.workers.supervisor import Supervisor
 from tokenflow_gateway.workers.worker import Worker
 
@@ -40,9 +45,11 @@ _OTHER_FILES = 192 + SPARE_CONNECTIONS
 
 def serve(config_file: Path | None, overrides: Mapping[str, Any]) -> int:
     """Run until SIGTERM or Ctrl-C. Returns an exit code: 2 for a configuration that cannot be used."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there is somebody who can reload
+    load = partial(load_settings, config_file, overrides)
     try:
-        settings = load_settings(config_file, overrides)
-        server = server_for(settings)
+        settings = load()
+        server = server_for(settings, load=load)
         listener = _listen(settings)
     except (ConfigError, EndpointError) as error:
         print(f"tokenflow: {error}", file=sys.stderr)  # noqa: T201 - before logging is set up, to a person
@@ -55,9 +62,31 @@ def serve(config_file: Path | None, overrides: Mapping[str, Any]) -> int:
         del server  # it has shown that the settings can be used
         with tempfile.TemporaryDirectory(prefix="w-", dir=runtime_dir()) as folder:
             crew = Worker.crew(settings.workers, Path(folder))
+            current = _Current(settings, load)
             return Supervisor(
-                settings.workers, lambda index: _run(server_for(settings, crew[index]), listener)
+                settings.workers,
+                lambda index: _run(server_for(current.settings, crew[index], load=load), listener),
+                on_hangup=current.reload,
             ).run()
+
+
+class _Current:
+    """The settings that a worker starts with."""
+
+    def __init__(self, settings: Settings, load: Callable[[], Settings]) -> None:
+        self.settings = settings
+        self._load = load
+
+    def reload(self) -> bool:
+        """Whether the workers have something to take over: each of them loads it anew, and says so."""
+        try:
+            settings, _ = merged(self.settings, self._load())
+            Rules(settings, Keyring())
+        except ConfigError as error:
+            _log.error("the configuration is not valid, and nothing has changed", reason=str(error))
+            return False
+        self.settings = settings
+        return True
 
 
 def _run(server: StagedServer, listener: socket.socket) -> int:
@@ -69,10 +98,15 @@ def _run(server: StagedServer, listener: socket.socket) -> int:
     return 0 if server.started else 1
 
 
-def server_for(settings: Settings, worker: Worker | None = None) -> StagedServer:
+def server_for(
+    settings: Settings,
+    worker: Worker | None = None,
+    *,
+    load: Callable[[], Settings] | None = None,
+) -> StagedServer:
     """The gateway, or one worker of it, on its server, as it is to run. Raises `ConfigError`."""
     server: StagedServer
-    gateway = Gateway(settings, worker=worker, stopping=lambda: server.should_exit)
+    gateway = Gateway(settings, worker=worker, stopping=lambda: server.should_exit, load=load)
     config = uvicorn.Config(
         gateway,
         loop="uvloop",
@@ -82,7 +116,7 @@ def server_for(settings: Settings, worker: Worker | None = None) -> StagedServer
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nobody asks for the client's address
+        proxy_headers=False,  # the other end of the connection is who it is: see `trusted_proxies`
         date_header=False,
         timeout_graceful_shutdown=settings.shutdown_grace_s,
     )
@@ -149,10 +183,8 @@ def _announce(settings: Settings, listener: socket.socket, max_connections: int)
         engines=[engine.url for engine in settings.engines],
         workers=settings.workers,
     )
-    if not is_loopback(settings.host):
-        _log.warning(
-            "everyone who reaches this address can use the engines: there are no API keys yet", host=host
-        )
+    if not is_loopback(settings.host) and settings.anonymous == "allow":
+        _log.warning("everyone who reaches this address can use the engines: anonymous is allowed", host=host)
     if max_connections < _connections_of_each(settings):
         _log.warning(
             "fewer connections than max_connections, for want of open files (ulimit -n)",

@@ -68,7 +68,7 @@ def wait_until(page: Page, condition: Callable[[], bool]) -> None:
 def test_shows_engines_and_streams(page: Page, log: PageLog, server: AdminServer) -> None:
     """Every value of both answers is on the page, and nothing was fetched from anywhere else."""
     expect(connection(page)).to_have_text("live")
-    expect(page.locator(".totals dd")).to_have_text(["1 of 1", "1", "85.2"])
+    expect(page.locator(".totals dd")).to_have_text(["1 of 1", "1", "1", "2", "1", "0", "85.2"])
 
     card = page.locator(".engine")
     for name, text in {
@@ -76,7 +76,9 @@ def test_shows_engines_and_streams(page: Page, log: PageLog, server: AdminServer
         "running": "3",
         "waiting": "1",
         "parked": "2",
+        "offloaded": "1",
         "streams": "6",
+        "policy": "policy adaptive",
     }.items():
         expect(cell(card, name)).to_have_text(text)
     expect(cell(card, "about")).to_have_text("sglang 0.5.23 · SmolLM2-135M-Instruct")
@@ -87,9 +89,9 @@ def test_shows_engines_and_streams(page: Page, log: PageLog, server: AdminServer
     row = page.get_by_role("row").nth(1)
     expect(row.get_by_role("rowheader")).to_have_text("tf-0001c0ff…")
     expect(row.get_by_role("rowheader")).to_have_attribute("title", "tf-0001c0ffee5ca1ab1e")
-    counts = ["8", "5.3", "120", "112", "112"]
+    counts = ["8", "1.5 s", "5.3", "120", "112", "112"]
     expect(row.get_by_role("cell")).to_have_text(
-        ["running", "reading", *counts, "3.2 s", "210 ms", "anonymous", MODEL, "engine-1"]
+        ["running", "reading", *counts, "3.2 s", "210 ms", "anonymous", "default", MODEL, "engine-1"]
     )
     expect(cell(row, "rate")).to_have_attribute("title", "3.9 to 6.7")
     expect(cell(row, "unread-bar").locator("i")).to_have_attribute("style", "width: 50%;")
@@ -126,15 +128,62 @@ def test_what_is_not_known_is_no_zero(page: Page, log: PageLog, server: AdminSer
     expect(cell(card, "linked")).to_have_text("not linked")
     expect(cell(card, "healthy")).to_have_text("healthy")
     expect(cell(card, "reason")).to_have_text("the plugin has not answered yet")
-    for name in ("running", "waiting", "parked", "kv-text", "rate"):
+    for name in ("running", "waiting", "parked", "offloaded", "kv-text", "rate"):
         expect(cell(card, name)).to_have_text(UNKNOWN)
     expect(cell(card, "streams")).to_have_text("0")
     expect(card.get_by_role("meter")).to_have_attribute("aria-valuetext", "not known")
-    expect(page.locator(".totals dd")).to_have_text(["0 of 1", "1", UNKNOWN])
+    expect(page.locator(".totals dd")).to_have_text(["0 of 1", "1", *[UNKNOWN] * 3, "0", UNKNOWN])
 
     row = page.locator("#streams tr")
-    for name in ("generated", "unread", "ttft"):
+    for name in ("generated", "unread", "slack", "ttft"):
         expect(cell(row, name)).to_have_text(UNKNOWN)
+    assert log.errors == []
+
+
+def test_says_what_is_parked_or_offloaded_and_why(page: Page, log: PageLog, server: AdminServer) -> None:
+    server.streams = [
+        stream(1, state="parked", reason="ahead"),
+        stream(2, state="parked", reason="no_room", offloaded=True),
+        stream(3, state="waiting", reason="overload", buffered=0.0, reader_state="stalled"),
+        stream(4, buffered=2.0, rate=4.0),
+        stream(5, reader_state="paused", reason="something_new"),
+    ]
+    rows = page.locator("#streams tr")
+    expect(rows).to_have_count(5)
+    places = ["parked", "offloaded", "waiting", "running", "running"]
+    expect(cell(rows, "state")).to_have_text(places)
+    expect(cell(rows, "why")).to_have_text(
+        ["reader is ahead", "no room", "overload: a class of more weight goes first", "", "something_new"]
+    )
+    expect(cell(rows, "slack")).to_have_text(["1.5 s", "1.5 s", "0.0 s", "0.5 s", UNKNOWN])
+    kinds = [cell(rows.nth(number), "unread-bar").get_attribute("data-kind") for number in range(5)]
+    assert kinds == ["parked", "offloaded", "waiting", "low", "running"]
+    expect(page.locator("#total-stalled")).to_have_text("1")
+    assert log.errors == []
+
+
+def test_tells_tenants_and_classes_apart(page: Page, log: PageLog, server: AdminServer) -> None:
+    """As soon as there are any; the least slack is that of the reader who will wait first."""
+    expect(connection(page)).to_have_text("live")
+    section = page.locator("#groups-section")
+    expect(section).to_be_hidden()
+    server.streams = [
+        stream(1, tenant="acme", sla="gold"),
+        stream(2, tenant="acme", sla="gold", state="parked", buffered=53.0),
+        stream(3, tenant="acme", sla="bronze", state="waiting", buffered=0.0, reader_state="stalled"),
+        stream(4, tenant=HOSTILE, sla="gold", state="parked", offloaded=True, reader_state="paused"),
+    ]
+    rows = section.locator("tbody tr")
+    expect(rows).to_have_count(3)
+    expect(rows.nth(2).locator("th, td")).to_have_text(
+        ["acme", "gold", "2", "1", "0", "1", "0", "0", "1.5 s"]
+    )
+    expect(rows.nth(1).locator("th, td")).to_have_text(
+        ["acme", "bronze", "1", "0", "1", "0", "0", "1", "0.0 s"]
+    )
+    expect(rows.nth(0).locator("th, td")).to_have_text(
+        [HOSTILE, "gold", "1", "0", "0", "0", "1", "0", UNKNOWN]
+    )
     assert log.errors == []
 
 
@@ -248,7 +297,7 @@ def test_empty_states_say_what_to_do(page: Page, log: PageLog, server: AdminServ
     expect(page.get_by_role("table")).to_be_hidden()
     server.engines = []
     expect(page.get_by_text("No engine is configured")).to_be_visible()
-    expect(page.locator(".totals dd")).to_have_text(["0 of 0", "0", UNKNOWN])
+    expect(page.locator(".totals dd")).to_have_text(["0 of 0", "0", *[UNKNOWN] * 3, "0", UNKNOWN])
     assert log.errors == []
 
 
@@ -263,7 +312,7 @@ def test_says_when_the_list_is_cut(page: Page, server: AdminServer) -> None:
 
 @pytest.mark.parametrize("width", [360, 768, 1280])
 def test_fits_the_screen(page: Page, server: AdminServer, width: int) -> None:
-    """The page never scrolls sideways; the wide table does, inside its own box."""
+    """The page never scrolls sideways; a wide table does, in its own box; on a phone streams are cards."""
     server.engines = [engine(), unlinked("engine" * 20, reason="because " * 40)]
     server.streams = [stream(tenant="tenant" * 20, model="model" * 40)]
     page.set_viewport_size({"width": width, "height": 740})
@@ -271,10 +320,12 @@ def test_fits_the_screen(page: Page, server: AdminServer, width: int) -> None:
     expect(page.locator("#streams tr")).to_contain_text("tenanttenant")
     size = page.evaluate("() => [document.scrollingElement.scrollWidth, innerWidth]")
     assert size[0] <= size[1]
+    box = "() => { const b = document.querySelector('#streams-box'); return b.scrollWidth > b.clientWidth; }"
+    assert page.evaluate(box) is (width > 360)
     if width == 360:
-        assert page.evaluate(
-            "() => { const b = document.querySelector('.scroll'); return b.scrollWidth > b.clientWidth; }"
-        )
+        bar = cell(page.locator("#streams tr"), "unread-bar").bounding_box()
+        assert bar is not None
+        assert bar["width"] > 200, "the buffer is across the card"
 
 
 def test_polls_one_at_a_time_and_not_while_hidden(browser: Browser, server: AdminServer) -> None:

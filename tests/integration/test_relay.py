@@ -427,10 +427,10 @@ async def test_streams_of_other_routes_must_come_to_their_end(
 async def test_a_fault_of_our_own_is_told_in_the_usual_form(
     gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_model: str | None) -> None:
+    def broken(_model: str | None, **_how: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(gateway.app.registry, "pick", broken)
+    monkeypatch.setattr(gateway.app.registry, "serving", broken)
     answer = await gateway.client.post(CHAT, json=asks("m"))
     assert answer.status_code == 500
     assert answer.json()["error"]["type"] == "server_error"

@@ -29,6 +29,9 @@ def engine(name: str = "engine-1", **changes: Any) -> dict[str, Any]:
         "running": 3,
         "waiting": 1,
         "parked": 2,
+        "offloaded": 1,
+        "policy": "adaptive",
+        "fixed": None,
         "kv_used_tokens": 10_000,
         "kv_tokens": 40_000,
         "tokens_per_s": 85.2,
@@ -38,8 +41,8 @@ def engine(name: str = "engine-1", **changes: Any) -> dict[str, Any]:
 
 def unlinked(name: str, **changes: Any) -> dict[str, Any]:
     """An engine that serves while nothing is known of its inside."""
-    measured = ("running", "waiting", "parked", "kv_used_tokens", "kv_tokens", "tokens_per_s", "engine")
-    unknown = dict.fromkeys(measured, None)
+    measured = ("running", "waiting", "parked", "offloaded", "policy", "kv_used_tokens", "kv_tokens")
+    unknown = dict.fromkeys((*measured, "tokens_per_s", "engine"), None)
     reason = "the plugin has not answered yet"
     return engine(name, **unknown | {"linked": False, "reason": reason} | changes)
 
@@ -48,9 +51,12 @@ def stream(number: int = 1, **changes: Any) -> dict[str, Any]:
     return {
         "id": f"tf-{number:04d}c0ffee5ca1ab1e",
         "tenant": "anonymous",
+        "sla": "default",
         "model": "SmolLM2-135M-Instruct",
         "engine": "engine-1",
         "state": "running",
+        "reason": None,
+        "offloaded": False,
         "generated": 120,
         "delivered": 112,
         "consumed": 112.0,

@@ -82,6 +82,7 @@ async def running_gateway(
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=settings.shutdown_grace_s,
         ),
         state,

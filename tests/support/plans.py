@@ -29,6 +29,7 @@ class Row:
     machine: bool = False
     weight: float = 1.0
     ttft_target: float = 1.0
+    lead_cap: float = float("inf")
     may_park: bool = True
     waited: float = 60.0
     since: float = 60.0
@@ -74,6 +75,7 @@ def view_of(*rows: Row, machine: Machine = MACHINES["4090"], free: int = 40, **e
         "machine": np.array([row.machine for row in rows], dtype=bool),
         "weight": np.array([row.weight for row in rows]),
         "ttft_target": np.array([row.ttft_target for row in rows]),
+        "lead_cap": np.array([row.lead_cap for row in rows]),
         "may_park": np.array([row.may_park for row in rows], dtype=bool),
         "since": NOW - np.array([row.since for row in rows]),
         "preemptions": np.zeros(len(rows), dtype=np.int64),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Self
 
+import msgspec
+
 from tokenflow_engine.control.endpoint import default_endpoint, link_secret
 from tokenflow_engine.control.owners import Confirmation, Delivery
 from tokenflow_engine.control.server import LinkServer
@@ -55,6 +57,7 @@ class PluginStandIn:
         self.generated = 0
         """The engine's own count of tokens in each confirmation."""
         self.opened: list[str] = []
+        self.announced: dict[str, StreamOpened] = {}
         self.closed: dict[str, str] = {}
         self.late: list[str] = []
         """Streams of whose readers something was said after their end, or before they were announced."""
@@ -69,6 +72,10 @@ class PluginStandIn:
         self._loop.remove_reader(self._server.for_scheduler.fileno())
         self._server.close()
 
+    def tells(self, **figures: object) -> None:
+        """Its statistics from now on; what is not given is 0."""
+        self._server.stats = msgspec.structs.replace(STATS, **figures)
+
     @property
     def open(self) -> set[str]:
         """The streams that the engine still has."""
@@ -79,6 +86,7 @@ class PluginStandIn:
             match delivery.message:
                 case StreamOpened(rid=rid):
                     self.opened.append(rid)
+                    self.announced[rid] = delivery.message
                 case StreamClosed(rid=rid, reason=reason):
                     self._close(delivery, rid, reason)
                 case Consumption(readings=readings):

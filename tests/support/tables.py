@@ -22,7 +22,7 @@ DEVICE = Device(
     page_tokens=16,
     host_free=2000,
 )
-READER = ReaderView(3.0, 5.0, 4.0, 6.0, False, False, 2.0, 0.5, True)
+READER = ReaderView(3.0, 5.0, 4.0, 6.0, False, False, 2.0, 0.5, float("inf"), True)
 
 
 @dataclass

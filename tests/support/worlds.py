@@ -230,6 +230,7 @@ class World:
             machine=column("machine", bool),
             weight=column("weight", float),
             ttft_target=np.full(len(phase), 1.0),
+            lead_cap=np.full(len(phase), np.inf),
             may_park=column("may_park", bool),
             since=column("since", float),
             preemptions=np.zeros(len(phase), dtype=np.int64),

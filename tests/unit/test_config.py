@@ -55,7 +55,33 @@ def test_engines_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             f"engines: [{URL}]\nroutes: {{/v1/embeddings: {{timeouts: {{idle: 1}}}}}}",
             "routes./v1/embeddings.timeouts.idle: Extra inputs are not permitted",
         ),
-        (f"engines: [{URL}]\ntenants: {{acme: {{}}}}", "tenants: there is no tenant 'acme'"),
+        (f"engines: [{URL}]\ntenants: {{a/b: {{}}}}", "tenants: 'a/b' is no name"),
+        (
+            f"engines: [{URL}]\ntenants: {{acme: {{classes: [gold]}}}}",
+            "tenants.acme.classes: there is no class 'gold'; known are default",
+        ),
+        (
+            f"engines: [{URL}]\ntenants: {{acme: {{engines: [x]}}}}",
+            "tenants.acme.engines: there is no engine 'x'; known are 127.0.0.1:30000",
+        ),
+        (
+            f"engines: [{URL}]\ntenants: {{acme: {{default_class: gold}}}}",
+            "tenants.acme: default_class 'gold' is not among classes",
+        ),
+        (
+            f"engines: [{URL}]\nclasses: {{a: {{share_floor: 0.6}}, b: {{share_floor: 0.6}}}}",
+            "the share floors add up to 1.2",
+        ),
+        (
+            f"engines: [{URL}]\nclasses: {{a: {{weight: 2, max_weight: 1}}}}",
+            "classes.a: max_weight is below weight",
+        ),
+        (f"engines: [{URL}]\ntrusted_proxies: [10.0.0.1/8]", "trusted_proxies.0"),
+        (f"engines: [{URL}]\nanonymous: maybe", "anonymous: Input should be 'auto', 'allow' or 'deny'"),
+        (
+            f"engines: [{URL}]\ntelemetry: {{otlp_endpoint: 127.0.0.1:4318}}",
+            "telemetry.otlp_endpoint: '127.0.0.1:4318' is not an http(s) URL",
+        ),
         (
             f"engines: [{URL}]\nkeep_alive: {{form: ping}}",
             "keep_alive.form: Input should be 'none', 'comment'",

@@ -334,6 +334,14 @@ def test_the_lead_cap_holds_only_while_somebody_waits() -> None:
     assert plan_of(alone, lead_cap_s=10.0).park == []
 
 
+def test_a_class_has_a_lead_cap_of_its_own() -> None:
+    away = Row(phase=OFFLOADED, generated=200, buffered=500, rate=1.0)
+    capped = replace_row(ahead(20), lead_cap=10.0)
+    assert plan_of(view_of(capped, ahead(20), away, free=400)).park == [0]
+    assert plan_of(view_of(ahead(20), ahead(20), away, free=400)).park == []
+    assert plan_of(view_of(replace_row(ahead(20), lead_cap=30.0), ahead(20), away, free=400)).park == []
+
+
 def test_kv_of_the_likeliest_victims_is_written_first() -> None:
     rows = [ahead(1, synced=False), ahead(30, synced=False), ahead(9, synced=False), ahead(5)]
     assert plan_of(view_of(*rows, free=40)).write == [1]

@@ -100,7 +100,7 @@ async def test_a_document_that_is_not_true_is_found_out(
         answering_engine() as engine,
         running_gateway({"url": engine.base_url, "link": "off"}) as gateway,
     ):
-        monkeypatch.setattr(gateway.app.registry, "models", lambda: [{"name": "no id"}])
+        monkeypatch.setattr(gateway.app.registry, "models", lambda **_: [{"name": "no id"}])
         status, report = await explored(gateway, tmp_path, "--include-path", "/v1/models", examples=2)
     assert status == 1, report
     assert '"id" is a required property' in report

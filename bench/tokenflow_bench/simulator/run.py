@@ -283,6 +283,7 @@ class _Run:
             machine=work.machine[live],
             weight=work.weight[live],
             ttft_target=work.ttft_target[live],
+            lead_cap=np.full(len(live), np.inf),
             may_park=work.may_park[live],
             since=streams.since[live],
             preemptions=streams.preemptions[live],

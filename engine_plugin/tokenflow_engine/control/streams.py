@@ -6,6 +6,7 @@ plugin: what to tell which gateway, and which of the engine's requests to abort.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -35,10 +36,14 @@ class ReaderView(NamedTuple):
     machine: bool
     weight: float
     ttft_s: float
+    lead_cap_s: float
+    """Infinite for no cap."""
     may_park: bool
 
 
-_MACHINE = ReaderView(0.0, DEFAULT_RATE, DEFAULT_RATE, DEFAULT_RATE, False, True, 1.0, _TTFT_S, True)
+_MACHINE = ReaderView(
+    0.0, DEFAULT_RATE, DEFAULT_RATE, DEFAULT_RATE, False, True, 1.0, _TTFT_S, math.inf, True
+)
 """Nobody is known to read a request that no gateway has opened: it takes what it gets."""
 
 
@@ -114,11 +119,13 @@ class _Stream:
 class StreamBook:
     """See the module. Times are seconds of one monotonic clock, given by the caller.
 
-    `generated_total` counts the tokens of every request, opened by a gateway or not.
+    `generated_total` counts the tokens of every request, opened by a gateway or not; `started_total` the
+    requests that have got their first.
     """
 
     def __init__(self) -> None:
         self.generated_total = 0
+        self.started_total = 0
         self._streams: dict[str, _Stream] = {}
         self._parts: dict[str, _Part] = {}
         self._closing: dict[str, _Stream] = {}
@@ -199,6 +206,16 @@ class StreamBook:
             for part in self.closed(rid, owner=owner, now=now)
         ]
 
+    def classes(self, rids: Iterable[str]) -> dict[str, int]:
+        """How many of these requests are of which class, of those that a gateway has opened."""
+        counts: dict[str, int] = {}
+        for rid in rids:
+            part = self._parts.get(rid)
+            if part is not None and part.stream.owner is not None and part.stream.opening is not None:
+                name = part.stream.opening.sla
+                counts[name] = counts.get(name, 0) + 1
+        return counts
+
     # ---- what the engine does ---------------------------------------------------------------------
 
     def arrived(self, rid: str, *, is_warm_up: bool = False, now: float) -> bool:
@@ -226,6 +243,7 @@ class StreamBook:
         if part is None:
             return
         self.generated_total += generated_tokens - part.generated
+        self.started_total += part.generated == 0 < generated_tokens
         became_running = part.state == "waiting"
         part.generated = generated_tokens
         if became_running:  # the last token of a stream that was parked comes after it was
@@ -312,6 +330,7 @@ class StreamBook:
             machine=opening.reader == "machine",
             weight=opening.weight,
             ttft_s=opening.ttft_s,
+            lead_cap_s=math.inf if opening.lead_cap_s is None else opening.lead_cap_s,
             may_park=opening.may_park,
         )
 

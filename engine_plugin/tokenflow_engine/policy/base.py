@@ -155,6 +155,8 @@ class EngineView:
     """Of its SLA class, 1 by default."""
     ttft_target: Floats
     """Seconds."""
+    lead_cap: Floats
+    """Seconds of reading that its class lets it be ahead while others wait; infinite for no cap."""
     may_park: Bools
     """Its class allows it and the engine can do it safely."""
     since: Floats

@@ -214,12 +214,13 @@ class Planning:
 
     def _beyond_cap(self) -> Bools:
         options = self.options
-        if options.lead_cap_s == options.lead_cap_share == _INFINITY:
+        caps = np.minimum(self.view.lead_cap, options.lead_cap_s)
+        if options.lead_cap_share == _INFINITY and not np.isfinite(caps).any():
             return np.zeros(len(self.view), dtype=bool)
         if not (self.outside & (self.view.phase != Phase.PARKED)).any():
             return np.zeros(len(self.view), dtype=bool)
         answer_s = (self.view.generated + self.remaining) / self.view.rate
-        return self.slack > np.minimum(options.lead_cap_s, options.lead_cap_share * answer_s)
+        return self.slack > np.minimum(caps, options.lead_cap_share * answer_s)
 
     def _quicken(self) -> None:
         """Park who is far ahead, while a reader in the batch is tight and a shorter step would help.

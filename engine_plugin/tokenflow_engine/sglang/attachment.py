@@ -122,7 +122,11 @@ class Attachment:
     def refresh_stats(self, now: float) -> None:
         """Renew the statistics that the link sends."""
         self._stats_due = now + _STATS_EVERY_S
-        seen = self._view.stats(generated_total=self._book.generated_total, now=now)
+        seen = msgspec.structs.replace(
+            self._view.stats(generated_total=self._book.generated_total, now=now),
+            waiting_by=self._book.classes(self._view.waiting_rids()),
+            started_total=self._book.started_total,
+        )
         self._outside.look(now)
         self._server.stats = engine_stats(
             seen, executor=self._executor, planner=self._planner, outside=self._outside

@@ -40,6 +40,7 @@ _COLUMNS: dict[str, Any] = {
     "machine": np.bool_,
     "weight": np.float64,
     "ttft_s": np.float64,
+    "lead_cap_s": np.float64,
     "reader_may_park": np.bool_,
     "speed": np.float64,  # its rate, 0 while it is paused
     "consumed": np.float64,
@@ -81,6 +82,7 @@ _UNKNOWN_READER = {
     "machine": True,
     "weight": 1.0,
     "ttft_s": 1.0,
+    "lead_cap_s": np.inf,
     "reader_may_park": True,
 }
 _OF_READER = ("consumed", *ReaderView._fields[1:-1], "reader_may_park")
@@ -307,6 +309,7 @@ class Table:
             machine=column["machine"],
             weight=column["weight"],
             ttft_target=column["ttft_s"],
+            lead_cap=column["lead_cap_s"],
             may_park=column["may_park"] & column["reader_may_park"],
             since=column["since"],
             preemptions=column["preemptions"],

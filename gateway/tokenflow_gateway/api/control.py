@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Header, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -17,11 +16,21 @@ from starlette.responses import RedirectResponse
 from tokenflow_engine.protocol import SetPolicy
 from tokenflow_gateway.api.edge import ControlEdge
 from tokenflow_gateway.api.openapi import document
-from tokenflow_gateway.api.shapes import Engines, Health, Model, Models, PolicyChoice, Streams, errors
-from tokenflow_gateway.config import Settings, is_loopback
+from tokenflow_gateway.api.shapes import (
+    DrainingChoice,
+    Engines,
+    Health,
+    Model,
+    Models,
+    PolicyChoice,
+    Streams,
+    errors,
+)
 from tokenflow_gateway.dashboard import dashboard_routes
+from tokenflow_gateway.engines.draining import Draining
 from tokenflow_gateway.engines.registry import EngineRegistry
-from tokenflow_gateway.relay.errors import error_body
+from tokenflow_gateway.relay.errors import RelayError, error_body
+from tokenflow_gateway.tenants.access import Access
 from tokenflow_gateway.workers.views import READY, Views
 
 __all__ = ["control_app"]
@@ -35,11 +44,15 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 
 
 def control_app(
-    settings: Settings,
+    access: Callable[[], Access],
     registry: EngineRegistry,
     views: Views,
+    draining: Draining,
 ) -> ControlEdge:
-    """The application for everything that is not relayed; `views` are of all workers."""
+    """The application for everything that is not relayed; `views` and `draining` are of all workers.
+
+    `access` is the one in force now: it changes with the configuration.
+    """
     app = FastAPI(
         title="TokenFlow gateway",
         version=version("tokenflow-serving"),
@@ -49,21 +62,23 @@ def control_app(
         redirect_slashes=False,
         responses=errors(403),
     )
-    app.include_router(_models(registry))
+    app.include_router(_models(access, registry))
     app.include_router(_health(views))
-    app.include_router(_admin(settings, registry, views))
+    app.include_router(_admin(access, registry, views, draining))
     app.routes.extend(dashboard_routes())
 
     @app.get("/", include_in_schema=False)
     async def root() -> RedirectResponse:
         return RedirectResponse("/dashboard")
 
-    @app.get("/metrics", tags=["metrics"], response_class=Response, responses=_METRICS)
-    async def prometheus() -> Response:
-        """Metrics in Prometheus' text format."""
+    @app.get("/metrics", tags=["metrics"], response_class=Response, responses={**_METRICS, **errors(401)})
+    async def prometheus(request: Request) -> Response:
+        """Metrics in Prometheus' text format. Where requests need keys, for keys of kind monitor or admin."""
+        access().monitor(request.headers.raw)
         return Response(await views.metrics(), media_type=CONTENT_TYPE_LATEST)
 
     app.add_exception_handler(StarletteHTTPException, _http_error)
+    app.add_exception_handler(RelayError, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.openapi = lambda: document(app)  # type: ignore[method-assign]  # FastAPI's own way to change it
     return ControlEdge(app)
@@ -73,18 +88,19 @@ _BY_TOKEN: dict[str, Any] = {"security": [{}, {"admin": []}]}
 """Without a token only where the gateway listens on loopback."""
 
 
-def _models(registry: EngineRegistry) -> APIRouter:
-    router = APIRouter(prefix="/v1/models", tags=["models"])
+def _models(access: Callable[[], Access], registry: EngineRegistry) -> APIRouter:
+    router = APIRouter(prefix="/v1/models", tags=["models"], responses=errors(401))
 
     @router.get("", response_model=None, responses={200: {"model": Models}})
-    async def list_models() -> dict[str, Any]:
-        """The models of all healthy engines."""
-        return {"object": "list", "data": registry.models()}
+    async def list_models(request: Request) -> dict[str, Any]:
+        """The models of all healthy engines that the caller may use."""
+        engines = access().client(request.headers.raw).engines
+        return {"object": "list", "data": registry.models(among=engines)}
 
     @router.get("/{model:path}", response_model=None, responses={200: {"model": Model}, **errors(404)})
-    async def one_model(model: str) -> dict[str, Any]:
+    async def one_model(model: str, request: Request) -> dict[str, Any]:
         """One model."""
-        for entry in registry.models():
+        for entry in registry.models(among=access().client(request.headers.raw).engines):
             if entry.get("id") == model:
                 return entry
         raise HTTPException(404, f"no engine serves the model {model!r}")
@@ -114,11 +130,13 @@ def _health(views: Views) -> APIRouter:
     return router
 
 
-def _admin(settings: Settings, registry: EngineRegistry, views: Views) -> APIRouter:
+def _admin(
+    access: Callable[[], Access], registry: EngineRegistry, views: Views, draining: Draining
+) -> APIRouter:
     router = APIRouter(
         prefix="/admin",
         tags=["admin"],
-        dependencies=[Depends(_admin_guard(settings))],
+        dependencies=[Depends(_admin_guard(access))],
         responses=errors(401, 403),
     )
 
@@ -151,6 +169,14 @@ def _admin(settings: Settings, registry: EngineRegistry, views: Views) -> APIRou
             raise HTTPException(503, f"engine {name!r} does not take messages now")
         return wanted
 
+    @router.post("/engines/{name}/draining", responses=errors(400, 404, 413), openapi_extra=_BY_TOKEN)
+    async def set_draining(name: str, wanted: DrainingChoice) -> DrainingChoice:
+        """Send an engine nothing new, or ask it again. What it has goes on. So do all gateways of a fleet."""
+        if registry.get(name) is None:
+            raise HTTPException(404, f"no engine is called {name!r}")
+        await draining.set(name, draining=wanted.draining)
+        return wanted
+
     @router.get("/streams", response_model=None, responses={200: {"model": Streams}}, openapi_extra=_BY_TOKEN)
     async def list_streams() -> dict[str, Any]:
         """The open streams, oldest first."""
@@ -160,20 +186,18 @@ def _admin(settings: Settings, registry: EngineRegistry, views: Views) -> APIRou
     return router
 
 
-def _admin_guard(settings: Settings) -> Callable[..., None]:
-    """Who may see the admin views: holders of the token, or, without one, this machine's own users."""
-
-    def check(authorization: Annotated[str, Header(include_in_schema=False)] = "") -> None:
-        if settings.admin_token is not None:
-            expected = f"Bearer {settings.admin_token.get_secret_value()}"
-            scheme, _, token = authorization.partition(" ")
-            given = f"{scheme.capitalize()} {token}"
-            if not hmac.compare_digest(given.encode(), expected.encode()):
-                raise HTTPException(401, "the admin views need the admin token as bearer token")
-        elif not is_loopback(settings.host):
-            raise HTTPException(403, "set TOKENFLOW_ADMIN_TOKEN to open the admin views beyond loopback")
+def _admin_guard(access: Callable[[], Access]) -> Callable[..., None]:
+    def check(request: Request) -> None:
+        access().admin(request.headers.raw)
 
     return check
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """A failure that the relay knows, too: a key that is missing or not for this."""
+    assert isinstance(error, RelayError)
+    headers = {name.decode(): value.decode() for name, value in error.headers()}
+    return Response(error.body(), error.status, headers=headers, media_type="application/json")
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

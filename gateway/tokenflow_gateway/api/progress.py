@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -18,9 +18,9 @@ from tokenflow_gateway.readers.registry import ReaderRegistry
 from tokenflow_gateway.readers.track import ReaderTrack, TooManyReports
 from tokenflow_gateway.relay.errors import error_body
 from tokenflow_gateway.relay.stream import Stream, StreamTable
-from tokenflow_gateway.workers.peers import Forwarded, PeerAnswer, Peers, Unreachable
+from tokenflow_gateway.workers.peers import Forwarded, PeerAnswer, Unreachable
 
-__all__ = ["ProgressRoute", "stream_of"]
+__all__ = ["Owners", "ProgressRoute", "stream_of"]
 
 _PATH = re.compile(r"/v1/streams/([^/]+)/progress")
 _MAX_BODY_BYTES = 64 * 1024
@@ -43,6 +43,16 @@ def stream_of(path: str) -> str | None:
     return match[1] if match else None
 
 
+class Owners(Protocol):
+    """The other processes that may have a report's stream: workers of this gateway, replicas of its fleet."""
+
+    async def ask(self, owner: str, report: Forwarded) -> PeerAnswer:
+        """What the owner answers. Raises `Unreachable`."""
+
+    async def refresh(self) -> bool:
+        """Look who is there. False if nothing can have changed."""
+
+
 class ProgressRoute:
     """Takes reports in; `on_change` hears of every stream whose reader moved."""
 
@@ -52,7 +62,7 @@ class ProgressRoute:
         readers: ReaderRegistry,
         capabilities: Capabilities,
         metrics: Metrics,
-        peers: Peers,
+        owners: Owners,
         *,
         body_s: float,
     ) -> None:
@@ -61,7 +71,7 @@ class ProgressRoute:
         self._readers = readers
         self._capabilities = capabilities
         self._metrics = metrics
-        self._peers = peers
+        self._owners = owners
         self._body_s = body_s
         self.on_change: Callable[[Stream], None] = lambda stream: None
 
@@ -75,7 +85,7 @@ class ProgressRoute:
             return refusal
         authorization = request.headers.get("authorization", "")
         capability = _CAPABILITY.fullmatch(authorization)
-        if capability is not None and self._capabilities.worker_of(rid, capability[1]) is None:
+        if capability is not None and await self._owner_of(rid, capability[1]) is None:
             return self._count(_closing(_forbidden()))
         try:
             async with asyncio.timeout(self._body_s):
@@ -92,12 +102,18 @@ class ProgressRoute:
         except ProgressError as error:
             return self._count(_refusal(400, str(error)))
         given = named or authorization.removeprefix("Bearer ")
-        worker = self._capabilities.worker_of(rid, given)
-        if worker is None:
+        owner = await self._owner_of(rid, given)
+        if owner is None:
             return self._count(_forbidden())
         if not self._capabilities.allows(rid, given):
-            return await self._forward(worker, Forwarded(rid, given, body))
+            return await self._forward(owner, Forwarded(rid, given, body))
         return self._count(self._take(rid, reports))
+
+    async def _owner_of(self, rid: str, capability: str) -> str | None:
+        owner = self._capabilities.owner_of(rid, capability)
+        if owner is None and await self._owners.refresh():
+            owner = self._capabilities.owner_of(rid, capability)
+        return owner
 
     def forwarded(self, request: Forwarded) -> PeerAnswer:
         """The answer to what came to another worker, which has checked it; it counts here."""
@@ -108,10 +124,10 @@ class ProgressRoute:
         self._count(response)
         return PeerAnswer(response.status_code, dict(response.headers), bytes(response.body))
 
-    async def _forward(self, worker: int, request: Forwarded) -> Response:
+    async def _forward(self, owner: str, request: Forwarded) -> Response:
         self._metrics.progress_forwarded.inc()
         try:
-            answer = await self._peers.ask(worker, request, PeerAnswer)
+            answer = await self._owners.ask(owner, request)
         except Unreachable as error:
             return self._count(_gone() if error.gone else _later(503, "these reports cannot be taken now"))
         return Response(answer.body, answer.status, headers=answer.headers)

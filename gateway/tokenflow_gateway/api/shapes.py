@@ -6,13 +6,29 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Engines", "Error", "Health", "Model", "Models", "PolicyChoice", "Streams", "errors"]
+__all__ = [
+    "DrainingChoice",
+    "Engines",
+    "Error",
+    "Health",
+    "Model",
+    "Models",
+    "PolicyChoice",
+    "Streams",
+    "errors",
+]
 
 
 class PolicyChoice(BaseModel):
     """The name of a scheduling policy."""
 
     policy: str
+
+
+class DrainingChoice(BaseModel):
+    """Whether an engine is to get no new requests."""
+
+    draining: bool
 
 
 class ErrorDetail(BaseModel):
@@ -74,7 +90,7 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 _MEANINGS = {
     400: "The request cannot be used; `param` names the field.",
-    401: "The admin token is missing or wrong.",
+    401: "The key or token is missing, or not valid.",
     403: "Not from here: a web page under another name than this machine's, or no admin token is set.",
     404: "There is nothing of this name.",
     409: "The engine is not linked.",

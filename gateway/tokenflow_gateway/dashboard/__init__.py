@@ -23,6 +23,8 @@ _MEDIA_TYPES = {
     "engines.js": "text/javascript",
     "format.js": "text/javascript",
     "gateway.js": "text/javascript",
+    "groups.js": "text/javascript",
+    "place.js": "text/javascript",
     "sparkline.js": "text/javascript",
     "streams.js": "text/javascript",
     "icon.svg": "image/svg+xml",

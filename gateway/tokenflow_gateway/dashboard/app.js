@@ -2,6 +2,7 @@
 
 import { byId, setBadge, setText } from "./dom.js";
 import { showEngines } from "./engines.js";
+import { showGroups } from "./groups.js";
 import { TokenNeeded, Unavailable, keepToken, read } from "./gateway.js";
 import { showCommand, showStreams } from "./streams.js";
 
@@ -19,6 +20,7 @@ async function poll() {
   const streams = await read("admin/streams");
   showEngines(engines);
   showStreams(streams);
+  showGroups(streams.streams);
   showCommand(engines.engines.flatMap((engine) => engine.models)[0] ?? "MODEL");
   byId("live").hidden = false;
   byId("live").classList.remove("stale");

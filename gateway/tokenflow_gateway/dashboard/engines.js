@@ -4,6 +4,8 @@ import { byId, instantiate, keyedList, setBadge, setBar, setName, setText } from
 import { count, rate, usage } from "./format.js";
 import { Sparkline } from "./sparkline.js";
 
+const COUNTS = ["running", "waiting", "parked", "offloaded", "streams"];
+
 const showList = keyedList(byId("engines"), () => {
   const view = instantiate("engine-card");
   view.sparkline = new Sparkline(view.fields.sparkline);
@@ -19,10 +21,16 @@ export function showEngines({ at, engines }) {
 
 function showTotals(engines) {
   const linked = engines.filter((engine) => engine.linked);
-  const rates = linked.map((engine) => engine.tokens_per_s).filter((value) => value !== null);
+  for (const name of ["waiting", "parked", "offloaded"]) setText(byId(`total-${name}`), count(sum(linked, name)));
   setText(byId("total-linked"), `${linked.length} of ${engines.length}`);
   byId("total-linked").classList.toggle("short", linked.length < engines.length);
-  setText(byId("total-rate"), rate(rates.length ? rates.reduce((sum, value) => sum + value, 0) : null));
+  setText(byId("total-rate"), rate(sum(linked, "tokens_per_s")));
+}
+
+/** Over the engines that tell; null if none does. */
+function sum(engines, name) {
+  const known = engines.map((engine) => engine[name]).filter((value) => value !== null && value !== undefined);
+  return known.length ? known.reduce((total, value) => total + value, 0) : null;
 }
 
 function showEngine({ root, fields, sparkline }, engine, at) {
@@ -32,7 +40,9 @@ function showEngine({ root, fields, sparkline }, engine, at) {
   setBadge(fields.linked, engine.linked ? "linked" : "not linked", engine.linked ? "good" : "warn");
   setName(fields.about, [engine.engine, ...engine.models].filter(Boolean).join(" · ") || engine.url);
   setText(fields.reason, engine.reason ?? "");
-  for (const name of ["running", "waiting", "parked", "streams"]) setText(fields[name], count(engine[name]));
+  for (const name of COUNTS) setText(fields[name], count(engine[name]));
+  setText(fields.policy, engine.policy ? `policy ${engine.policy}` : "");
+  fields.policy.title = engine.fixed ? `never preempts: ${engine.fixed}` : "";
   showMemory(fields, engine);
   showRate(fields, sparkline.add(at, engine.tokens_per_s), engine.tokens_per_s);
 }

@@ -35,6 +35,12 @@ export function latency(seconds) {
   return seconds < 0.9995 ? `${whole.format(1000 * seconds)} ms` : `${seconds.toFixed(2)} s`;
 }
 
+/** A short time ahead in seconds: tenths below ten. */
+export function seconds(value) {
+  if (!known(value)) return UNKNOWN;
+  return `${(value < 9.95 ? tenths : whole).format(value)} s`;
+}
+
 /** The start of an id, enough to tell two apart by eye. */
 export const shortId = (id) => (id.length > 12 ? `${id.slice(0, 11)}…` : id);
 

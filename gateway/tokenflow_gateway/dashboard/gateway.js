@@ -21,7 +21,7 @@ export const keepToken = (token) => sessionStorage.setItem(TOKEN_KEY, token);
 export async function read(path) {
   const token = sessionStorage.getItem(TOKEN_KEY);
   const response = await answer(path, token);
-  if (response.status === 401) {
+  if (response.status === 401 || (response.status === 403 && token !== null)) {
     sessionStorage.removeItem(TOKEN_KEY);
     throw new TokenNeeded(token !== null);
   }

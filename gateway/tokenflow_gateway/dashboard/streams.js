@@ -1,10 +1,11 @@
 /** The table of open streams. */
 
 import { byId, instantiate, keyedList, setBadge, setBar, setName, setText } from "./dom.js";
-import { UNKNOWN, age, count, latency, rate, shortId } from "./format.js";
+import { UNKNOWN, age, count, latency, rate, seconds, shortId } from "./format.js";
+import { place, slack, why } from "./place.js";
 
 const SMALLEST_SCALE_TOKENS = 16;
-const STATES = ["waiting", "running", "parked", "finished", "aborted", "closing"];
+const STATES = ["waiting", "running", "parked", "offloaded", "finished", "aborted", "closing"];
 const READER_STATES = ["reading", "stalled", "paused", "ahead"];
 
 const showList = keyedList(byId("streams"), () => instantiate("stream-row"));
@@ -14,6 +15,7 @@ export function showStreams({ total, streams }) {
   const scale = unreadScale(streams);
   setText(byId("total-streams"), count(total));
   setText(byId("unread-scale"), `0–${count(scale)}`);
+  setText(byId("total-stalled"), count(streams.filter((stream) => stream.reader_state === "stalled").length));
   byId("streams-box").hidden = total === 0;
   byId("no-streams").hidden = total > 0;
   showList(streams, (view, stream) => showStream(view.fields, stream, scale));
@@ -37,11 +39,11 @@ function unreadScale(streams) {
 
 function showStream(fields, stream, scale) {
   setName(fields.id, shortId(stream.id), stream.id);
-  setBadge(fields.state, stream.state, STATES.includes(stream.state) ? stream.state : "unknown");
-  fields.state.title = stream.reason ?? "";
+  const where = place(stream);
+  setBadge(fields.state, where, STATES.includes(where) ? where : "unknown");
+  setName(fields.why, why(stream));
   showReader(fields.reader, stream);
-  setBar(fields["unread-bar"], (stream.buffered ?? 0) / scale);
-  setText(fields.unread, count(stream.buffered));
+  showUnread(fields, stream, where, scale);
   setText(fields.rate, rate(stream.rate));
   fields.rate.title = `${rate(stream.rate_low)} to ${rate(stream.rate_high)}`;
   setText(fields.generated, count(stream.generated));
@@ -49,7 +51,17 @@ function showStream(fields, stream, scale) {
   setText(fields.consumed, count(stream.consumed));
   setText(fields.age, age(stream.age_s));
   setText(fields.ttft, latency(stream.ttft_s));
-  for (const name of ["tenant", "model", "engine"]) setName(fields[name], stream[name] ?? UNKNOWN);
+  for (const name of ["tenant", "sla", "model", "engine"]) setName(fields[name], stream[name] ?? UNKNOWN);
+}
+
+/** The buffer as a bar that moves with the reader; it warns where it lasts for less than a second. */
+function showUnread(fields, stream, where, scale) {
+  const bar = fields["unread-bar"];
+  const lasts = slack(stream);
+  setBar(bar, (stream.buffered ?? 0) / scale);
+  bar.dataset.kind = lasts !== null && lasts < 1 && where !== "waiting" ? "low" : where;
+  setText(fields.unread, count(stream.buffered));
+  setText(fields.slack, seconds(lasts));
 }
 
 /** What the reader is doing; the tooltip says who reads and on what evidence the estimate rests. */

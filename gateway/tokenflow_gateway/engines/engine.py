@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tokenflow_engine.protocol import EngineStats, GatewayMessage, Welcome
 from tokenflow_gateway.config import EngineConfig
+from tokenflow_gateway.engines.breaker import Breaker
+from tokenflow_gateway.engines.load import EngineLoad
 
 __all__ = ["NOT_CONNECTED", "Engine"]
 
@@ -39,6 +42,10 @@ class Engine:
     stats: EngineStats | None = None
     streams: set[str] = field(default_factory=set)
     """`rid` of the streams placed here."""
+    load: EngineLoad = field(default_factory=EngineLoad)
+    breaker: Breaker = field(default_factory=Breaker)
+    draining: bool = False
+    """It gets no new requests; those that it has go on."""
 
     @property
     def name(self) -> str:
@@ -60,6 +67,8 @@ class Engine:
             "url": self.config.url,
             "healthy": self.healthy,
             "linked": self.linked,
+            "draining": self.draining,
+            "breaker": self.breaker.state(time.monotonic()),
             "reason": self._reason(),
             "models": sorted(self.model_ids),
             "engine": self.welcome.engine if self.welcome else None,
@@ -82,6 +91,6 @@ class Engine:
     def _reason(self) -> str | None:
         if not self.healthy:
             return self.health_reason
-        if not self.linked:
-            return self.link_reason
-        return None
+        if self.draining:
+            return "draining"
+        return None if self.linked else self.link_reason

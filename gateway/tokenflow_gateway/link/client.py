@@ -239,6 +239,7 @@ class EngineLink:
         """Act on one message. Returns it if it is a refusal."""
         if isinstance(message, EngineStats):
             self._engine.stats = message
+            self._engine.load.note_stats(message, self._clock())
         elif isinstance(message, StreamStates):
             self._events.on_states(self._engine, message.states)
         elif isinstance(message, Aborted):
@@ -268,6 +269,7 @@ class EngineLink:
             _log.warning("not linked", engine=self._engine.name, endpoint=self._endpoint, reason=reason)
         self._engine.welcome = None
         self._engine.link_reason = reason
+        self._engine.load.forget()
 
     def _post(self, message: GatewayMessage) -> bool:
         """Hand a message to the socket, or drop it. Never waits."""

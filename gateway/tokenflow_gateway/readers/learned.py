@@ -123,6 +123,21 @@ class LearnedRates:
             most = math.log(MAX_RATIO)
             evidence.add(min(max(math.log(ratio), -most), most), texts)
 
+    def evidence(self, name: bytes) -> tuple[float, float, float, float] | None:
+        """What is known of a reader, to be told elsewhere: weight, mean, variance, and when that was true."""
+        found = self._readers.get(name)
+        return None if found is None else (found.texts, found.mean, found.variance, found.at)
+
+    def remember(self, name: bytes, *, texts: float, mean: float, variance: float, at: float) -> None:
+        """What `evidence` has told elsewhere, unless something later is known here."""
+        known = self._readers.get(name)
+        if known is not None and known.at >= at:
+            return
+        self._readers[name] = _Evidence(texts, mean, variance, at)
+        self._readers.move_to_end(name)
+        if len(self._readers) > self._capacity:
+            self._readers.popitem(last=False)
+
 
 def _predict(evidence: _Evidence) -> Habit:
     """The next text's ratio, from a normal prior of all readers and what this one has shown.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import msgspec
@@ -59,34 +60,37 @@ def decode_progress(body: bytes) -> tuple[str, list[ProgressReport]]:
 
 
 class Capabilities:
-    """Grants the right to report on one stream: a keyed hash of its id and of the worker that has it.
+    """Grants the right to report on one stream: a keyed hash of its id and of the process that has it.
 
-    All `workers` of a gateway share the key, so that each knows whose stream a report is for.
+    All processes of a gateway, or of a fleet of them, share the key, so that each knows whose stream a report
+    is for.
     """
 
-    def __init__(self, key: bytes, *, worker: int = 0, workers: int = 1) -> None:
-        """`key`: at most 64 bytes."""
+    def __init__(
+        self, key: bytes, *, owner: str = "0", others: Callable[[], Iterable[str]] = lambda: ()
+    ) -> None:
+        """`key`: at most 64 bytes. `owner`: this process's name among all; `others`: the others' now."""
         self._key = key
-        self._worker = worker
-        self._others = [other for other in range(workers) if other != worker]
+        self._owner = owner
+        self._others = others
 
     def grant(self, rid: str) -> str:
-        """The capability for `rid`, a stream of this worker: 22 characters of base64url."""
-        return self._of(self._worker, rid)
+        """The capability for `rid`, a stream of this process: 22 characters of base64url."""
+        return self._of(self._owner, rid)
 
     def allows(self, rid: str, capability: str) -> bool:
         """Whether `capability` was granted for `rid`, here. Takes the same time for every wrong one."""
-        return self._granted(self._worker, rid, capability)
+        return self._granted(self._owner, rid, capability)
 
-    def worker_of(self, rid: str, capability: str) -> int | None:
-        """The worker that granted `capability` for `rid`; None if none did."""
+    def owner_of(self, rid: str, capability: str) -> str | None:
+        """Who granted `capability` for `rid`; None if none of those known did."""
         if self.allows(rid, capability):
-            return self._worker
-        return next((other for other in self._others if self._granted(other, rid, capability)), None)
+            return self._owner
+        return next((other for other in self._others() if self._granted(other, rid, capability)), None)
 
-    def _granted(self, worker: int, rid: str, capability: str) -> bool:
-        return hmac.compare_digest(self._of(worker, rid).encode(), capability.encode("utf-8", "replace"))
+    def _granted(self, owner: str, rid: str, capability: str) -> bool:
+        return hmac.compare_digest(self._of(owner, rid).encode(), capability.encode("utf-8", "replace"))
 
-    def _of(self, worker: int, rid: str) -> str:
-        digest = hashlib.blake2b(f"{worker}:{rid}".encode(), key=self._key, digest_size=16).digest()
+    def _of(self, owner: str, rid: str) -> str:
+        digest = hashlib.blake2b(f"{owner}:{rid}".encode(), key=self._key, digest_size=16).digest()
         return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -37,20 +37,36 @@ class ReaderRegistry:
         self._count = count
         self._tell = tell
         self._ended: OrderedDict[str, tuple[float, ReaderTrack]] = OrderedDict()
+        self.on_done: Callable[[str, ReaderTrack], None] = lambda rid, track: None
+        """Called when the grace of a reader is over, with the `rid` of the stream."""
 
     def __len__(self) -> int:
         """Readers of answers that have ended."""
         return len(self._ended)
 
     def opened(
-        self, *, tenant: str, user: str | None, reader: Reader, declared_rate: float | None, now: float
+        self,
+        *,
+        tenant: str,
+        user: str | None,
+        reader: Reader,
+        declared_rate: float | None,
+        rate_floor: float | None = None,
+        now: float,
     ) -> ReaderTrack:
         """The track of a new stream, with the habit of its reader if that is known."""
         if self._learned is None or user is None or reader == "machine":
-            return ReaderTrack(reader=reader, declared_rate=declared_rate, now=now)
+            return ReaderTrack(reader=reader, declared_rate=declared_rate, rate_floor=rate_floor, now=now)
         name = self._learned.name(tenant=tenant, user=user, reader=reader)
         habit = self._learned.habit(name, now=now)
-        return ReaderTrack(reader=reader, declared_rate=declared_rate, name=name, habit=habit, now=now)
+        return ReaderTrack(
+            reader=reader,
+            declared_rate=declared_rate,
+            rate_floor=rate_floor,
+            name=name,
+            habit=habit,
+            now=now,
+        )
 
     def look(self, track: ReaderTrack, *, waiting: bool, now: float) -> Estimate:
         """Estimate one reader, and count what has come since the last look.
@@ -59,6 +75,7 @@ class ReaderRegistry:
         """
         estimate = track.estimate(now)
         consumed = track.consumed_tokens(estimate)
+        track.leads.look(track.shape.tokens, estimate.consumed)
         self._count(estimate.source, track.tally.look(estimate.state, consumed, waiting=waiting, now=now))
         return estimate
 
@@ -98,6 +115,7 @@ class ReaderRegistry:
             self._forget(now)
 
     def _forget(self, now: float) -> None:
-        _, (_, track) = self._ended.popitem(last=False)
+        rid, (_, track) = self._ended.popitem(last=False)
         self.look(track, waiting=False, now=now)
         self.learn(track, now=now)
+        self.on_done(rid, track)

@@ -25,14 +25,17 @@ class ReaderTally:
     time in between is taken as waited.
     """
 
-    __slots__ = ("_consumed", "at", "state")
+    __slots__ = ("at", "consumed", "stall_s", "stalls", "state")
 
     def __init__(self, *, now: float) -> None:
         self.at = now
         """The last look."""
         self.state: ReaderState | None = None
         """What was found then; None for a buffer that is empty without a wait."""
-        self._consumed = 0.0
+        self.consumed = 0.0
+        """Tokens read until then, and what was waited for them in all."""
+        self.stalls = 0
+        self.stall_s = 0.0
 
     def look(self, state: ReaderState, consumed: float, *, waiting: bool, now: float) -> Look:
         """What is new since the last look.
@@ -46,8 +49,10 @@ class ReaderTally:
             pauses=int(state_now == "paused" and before != "paused"),
             stalls=int(state_now == "stalled" and before != "stalled"),
             stall_s=halves * 0.5 * max(0.0, now - self.at),
-            consumed=max(0.0, consumed - self._consumed),
+            consumed=max(0.0, consumed - self.consumed),
         )
         self.state, self.at = state_now, max(self.at, now)
-        self._consumed += seen.consumed
+        self.consumed += seen.consumed
+        self.stalls += seen.stalls
+        self.stall_s += seen.stall_s
         return seen

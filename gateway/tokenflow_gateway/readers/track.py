@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tokenflow_engine.protocol import Reader
 from tokenflow_gateway.readers.estimator import Estimate, Estimator, Pace
+from tokenflow_gateway.readers.leads import Leads
 from tokenflow_gateway.readers.learned import LEAST_EVIDENCE_S, Habit
 from tokenflow_gateway.readers.progress import ProgressReport
 from tokenflow_gateway.readers.speed import TextShape, learned_pace, model_pace
@@ -48,12 +49,14 @@ class ReaderTrack:
         "_hidden_tokens",
         "_last_seq",
         "_look_again_tokens",
+        "_rate_floor",
         "_refilled_at",
         "_taught",
         "_tokens_until",
         "clamped",
         "declared_rate",
         "error_tokens",
+        "leads",
         "name",
         "reader",
         "reported",
@@ -66,17 +69,23 @@ class ReaderTrack:
         *,
         reader: Reader,
         declared_rate: float | None,
+        rate_floor: float | None = None,
         name: bytes | None = None,
         habit: Habit | None = None,
         now: float,
     ) -> None:
-        """`habit`: what is known of this reader, called `name`, from other streams."""
+        """`habit`: what is known of this reader, called `name`, from other streams.
+
+        `rate_floor`: until evidence says more, the reader is taken to read at least so fast.
+        """
         self.reader = reader
         self.name = name
         self.declared_rate = declared_rate
         self.shape = TextShape()
         self.tally = ReaderTally(now=now)
+        self.leads = Leads()
         self._habit = habit
+        self._rate_floor = rate_floor
         self._estimator = Estimator(self._prior(), reader=reader, now=now)
         self._taught = (0.0, 0.0)
         self._chars_until = array("I")
@@ -196,7 +205,10 @@ class ReaderTrack:
         if self.declared_rate is not None:
             return Pace.declared(self.declared_rate)
         average = model_pace(self.shape, reader=self.reader)
-        return average if self._habit is None else learned_pace(average, self._habit)
+        pace = average if self._habit is None else learned_pace(average, self._habit)
+        if self._rate_floor is None or pace.rate >= self._rate_floor:
+            return pace
+        return Pace.declared(self._rate_floor)
 
     def _position(self, report: ProgressReport) -> float | None:
         """Clients count content events; a token is a part of one, or several of them."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from types import TracebackType
 
 from tokenflow_gateway.config import Timeouts
 from tokenflow_gateway.engines.engine import Engine
-from tokenflow_gateway.engines.registry import EngineRegistry
+from tokenflow_gateway.engines.placement import Wish
+from tokenflow_gateway.engines.registry import ANY, EngineRegistry
 from tokenflow_gateway.metrics import Metrics
 from tokenflow_gateway.relay.attempts import BUSY, Attempts, RetryReason
 from tokenflow_gateway.relay.dialects import Dialect
@@ -27,6 +29,7 @@ from tokenflow_gateway.relay.guard import RequestGuard, TotalTime
 from tokenflow_gateway.relay.outcome import Outcome
 from tokenflow_gateway.relay.routes import route_of
 from tokenflow_gateway.relay.upstream import EngineRequest, Header, Upstream
+from tokenflow_gateway.tenants.model import Principal
 
 __all__ = ["BUSY", "Asking", "Request"]
 
@@ -40,6 +43,7 @@ class Request:
     body: bytes
     timeouts: Timeouts
     total: TotalTime
+    principal: Principal
     may_replace: bool = True
     """No connection of it has been replaced; see `EngineRequest`."""
 
@@ -47,10 +51,11 @@ class Request:
 class _Answered:
     """Context manager around one engine's answer and the guard over it."""
 
-    __slots__ = ("_asked", "_guard", "_request")
+    __slots__ = ("_asked", "_engine", "_guard", "_request")
 
-    def __init__(self, asked: Request, guard: RequestGuard, request: EngineRequest) -> None:
+    def __init__(self, asked: Request, engine: Engine, guard: RequestGuard, request: EngineRequest) -> None:
         self._asked = asked
+        self._engine = engine
         self._guard = guard
         self._request = request
 
@@ -59,12 +64,14 @@ class _Answered:
         await guard.__aenter__()
         guard.expect(self._asked.timeouts.first_byte_s, FirstByteTimeout)
         try:
-            return guard, await self._request.__aenter__()
+            answer = await self._request.__aenter__()
         except BaseException as error:
             await guard.__aexit__(type(error), error, error.__traceback__)
             raise
         finally:
             self._asked.may_replace = self._request.may_replace
+        self._engine.breaker.succeeded()
+        return guard, answer
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -83,17 +90,30 @@ class Asking:
     max_attempts: int
     on_engine_failure: Callable[[Engine], None]
 
-    def attempts(self, model: str | None) -> Attempts:
-        """Raises `ModelNotFound` or `NoEngine`."""
-        return Attempts(self.registry, model, most=self.max_attempts)
+    def attempts(
+        self,
+        model: str | None,
+        *,
+        among: Set[str] | None = None,
+        wish: Wish = ANY,
+        first: Engine | None = None,
+    ) -> Attempts:
+        """`among`: names of the engines that may be asked; `first`: the one that has been chosen already.
+
+        Raises `ModelNotFound` or `NoEngine`.
+        """
+        return Attempts(self.registry, model, most=self.max_attempts, among=among, wish=wish, first=first)
 
     def ask(
         self, request: Request, engine: Engine, body: bytes | None, own_headers: Iterable[Header] = ()
     ) -> _Answered:
         """The engine's answer to this request, under the guard. Raises `ClientGone` or a `RelayError`."""
         exchange, timeouts = request.exchange, request.timeouts
+        if exchange.trace is not None:
+            own_headers = (*own_headers, *exchange.trace.propagated())
         return _Answered(
             request,
+            engine,
             RequestGuard(exchange.receive, request.total, exchange.connection),
             self.upstream.request(
                 engine,
@@ -125,6 +145,7 @@ class Asking:
     def failed(self, engine: Engine, error: RelayError) -> None:
         """Have the engine probed, if the failure may be its own."""
         if isinstance(error, (NoEngine, EngineUnreachable, EngineTimeout)):
+            engine.breaker.failed(time.monotonic())
             self.on_engine_failure(engine)
 
     def note_timeout(self, exchange: Exchange, error: RelayError) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Literal
 
 from tokenflow_gateway.engines.engine import Engine
-from tokenflow_gateway.engines.registry import EngineRegistry
+from tokenflow_gateway.engines.placement import Wish
+from tokenflow_gateway.engines.registry import ANY, EngineRegistry
 from tokenflow_gateway.relay.errors import (
     ConnectTimeout,
     EngineFailed,
@@ -28,12 +30,23 @@ as its status or as the first event of its stream."""
 class Attempts:
     """The engines one request is tried on, one after the other."""
 
-    def __init__(self, registry: EngineRegistry, model: str | None, *, most: int) -> None:
-        """Raises `ModelNotFound` or `NoEngine`."""
+    def __init__(
+        self,
+        registry: EngineRegistry,
+        model: str | None,
+        *,
+        most: int,
+        among: Set[str] | None = None,
+        wish: Wish = ANY,
+        first: Engine | None = None,
+    ) -> None:
+        """`first`: where it has been chosen already. Raises `ModelNotFound` or `NoEngine`."""
         self._registry = registry
         self._model = model
         self._most = most
-        self.first = registry.pick(model)
+        self._among = among
+        self._wish = wish
+        self.first = first or registry.pick(model, among=among, wish=wish)
         self._tried = {self.first}
 
     def another(self) -> Engine | None:
@@ -41,7 +54,7 @@ class Attempts:
         if len(self._tried) >= self._most:
             return None
         try:
-            engine = self._registry.pick(self._model, without=self._tried)
+            engine = self._registry.pick(self._model, without=self._tried, among=self._among, wish=self._wish)
         except (ModelNotFound, NoEngine):
             return None
         self._tried.add(engine)

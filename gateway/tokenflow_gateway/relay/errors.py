@@ -2,12 +2,17 @@
 
 RelayError
 ├── BadRequest (400)          the body cannot be used
+├── Unauthorized (401)        no key, or none that is valid here
+├── Forbidden (403)           a valid key, but not for this
 ├── BodyTooLarge (413)
 ├── RequestTooSlow (408)      the body did not come in time
 ├── ModelNotFound (404)
 ├── NotServed (404)          no route of the gateway's
 ├── MethodNotAllowed (405)
 ├── NotRelayed (404)          the engine sends the client elsewhere
+├── RateLimited (429)         a limit of the tenant or key; says which, and when to retry
+├── QueueFull (429)           too many wait for an engine
+├── QueueTimeout (503)        no engine had room in time
 ├── NoEngine (503)            nobody there to ask; says when to retry
 ├── EngineUnreachable (502)   the engine refused or dropped the connection
 ├── PhaseTimeout (504)        a phase took longer than its time-out
@@ -28,6 +33,7 @@ RelayError
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, Self
@@ -46,6 +52,7 @@ __all__ = [
     "EngineTimeout",
     "EngineUnreachable",
     "FirstByteTimeout",
+    "Forbidden",
     "IdleTimeout",
     "MethodNotAllowed",
     "ModelNotFound",
@@ -53,12 +60,16 @@ __all__ = [
     "NotRelayed",
     "NotServed",
     "PhaseTimeout",
+    "QueueFull",
+    "QueueTimeout",
+    "RateLimited",
     "RelayError",
     "RequestTooSlow",
     "ShuttingDown",
     "StreamTruncated",
     "TooManyConnections",
     "TotalTimeout",
+    "Unauthorized",
     "error_body",
     "error_message",
     "error_type",
@@ -83,6 +94,8 @@ class RelayError(Exception):
     status = 500
     code: str | None = None
     retry_after_s: int | None = None
+    reason: str | None = None
+    """In one word, for ``x-tokenflow-reason``."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -95,13 +108,30 @@ class RelayError(Exception):
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """What the answer says beside it."""
-        retry = self.retry_after_s
-        return [] if retry is None else [(b"retry-after", str(retry).encode())]
+        told: list[tuple[bytes, bytes]] = []
+        if self.retry_after_s is not None:
+            told.append((b"retry-after", str(self.retry_after_s).encode()))
+        if self.reason is not None:
+            told.append((b"x-tokenflow-reason", self.reason.encode()))
+        return told
 
 
 class BadRequest(RelayError):
     status = 400
     code = "invalid_request"
+
+
+class Unauthorized(RelayError):
+    status = 401
+    code = "invalid_api_key"
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        return [(b"www-authenticate", b"Bearer")]
+
+
+class Forbidden(RelayError):
+    status = 403
+    code = "permission_denied"
 
 
 class BodyTooLarge(RelayError):
@@ -144,9 +174,49 @@ class NotRelayed(RelayError):
         super().__init__(f"no such route: {method} {path}")
 
 
+class RateLimited(RelayError):
+    status = 429
+
+    def __init__(self, message: str, *, reason: str, retry_s: float) -> None:
+        """`retry_s` is infinite where waiting does not help."""
+        super().__init__(message)
+        self.code = "insufficient_quota" if reason == "budget" else "rate_limit_exceeded"
+        self.reason = reason
+        self._retry_s = retry_s
+        if retry_s < math.inf:
+            self.retry_after_s = max(1, math.ceil(retry_s))
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        if self._retry_s == math.inf:
+            return [*super().headers(), (b"x-should-retry", b"false")]
+        milliseconds = str(math.ceil(self._retry_s * 1000)).encode()
+        return [*super().headers(), (b"retry-after-ms", milliseconds)]
+
+
+class QueueFull(RelayError):
+    status = 429
+    code = "queue_full"
+    retry_after_s = 2
+    reason = "queue_full"
+
+    def __init__(self, sla: str) -> None:
+        super().__init__(f"too many requests of class {sla!r} wait for an engine")
+
+
+class QueueTimeout(RelayError):
+    status = 503
+    code = "queue_timeout"
+    retry_after_s = 2
+    reason = "queue_timeout"
+
+    def __init__(self, within_s: float) -> None:
+        super().__init__(f"no engine had room for this request within {within_s:g} s")
+
+
 class NoEngine(RelayError):
     status = 503
     code = "engine_unavailable"
+    reason = "no_engine"
     retry_after_s = 2
 
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -15,6 +15,9 @@ from tokenflow_gateway.readers.transport import SocketMeter
 from tokenflow_gateway.relay.errors import BodyTooLarge, RelayError, RequestTooSlow
 from tokenflow_gateway.relay.guard import ClientGone
 from tokenflow_gateway.relay.upstream import Header
+
+if TYPE_CHECKING:
+    from tokenflow_gateway.telemetry.traces import RequestTrace
 
 __all__ = [
     "CONNECTION",
@@ -95,8 +98,18 @@ class Exchange:
         """The answer is a stream of events, so that an error can still be told in it."""
         self.complete = False
         """The answer has come to its end: nothing more can be told."""
+        self.trace: RequestTrace | None = None
+        """Where telemetry is on."""
+        self.own_headers: list[Header] = []
+        """What each answer says beside its own headers, whatever it is."""
         self._body_read = False
         self.connection: ClientConnection | None = scope.get("extensions", {}).get(CONNECTION)
+
+    @property
+    def peer(self) -> str | None:
+        """The address at the other end of the connection; None where it has none."""
+        client = self.scope.get("client")
+        return client[0] if client else None
 
     @property
     def path_qs(self) -> str:
@@ -148,17 +161,17 @@ class Exchange:
         """A stream of events begins; from here on the client's time is the caller's to keep."""
         self.status, self.streaming = 200, True
         headers = (*STREAM_HEADERS, *headers)
-        if self.connection is None or not self.connection.begin((*headers, self._id), self._send):
+        if self.connection is None or not self.connection.begin((*headers, *self._own), self._send):
             await self._start(headers)
         if self.connection is not None:
             self.connection.gives_up = True
 
     @property
-    def _id(self) -> Header:
-        return b"x-request-id", self.request_id.encode("latin-1")
+    def _own(self) -> tuple[Header, ...]:
+        return *self.own_headers, (b"x-request-id", self.request_id.encode("latin-1"))
 
     async def _start(self, headers: Iterable[Header]) -> None:
-        start = {"type": "http.response.start", "status": self.status, "headers": [*headers, self._id]}
+        start = {"type": "http.response.start", "status": self.status, "headers": [*headers, *self._own]}
         await self._send(start)
 
     @property

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from tokenflow_engine.buffer import DEFAULT_RATE, VirtualBuffer
-from tokenflow_gateway.config import ANONYMOUS, KeepAliveSettings, Settings
+from tokenflow_gateway.config import KeepAliveSettings, Settings
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.lifecycle import Lifecycle
 from tokenflow_gateway.metrics import Metrics
@@ -25,14 +25,27 @@ from tokenflow_gateway.relay.asking import BUSY, Asking, Request
 from tokenflow_gateway.relay.attempts import Attempts, retry_reason
 from tokenflow_gateway.relay.delivery import Delivery
 from tokenflow_gateway.relay.dialects import Dialect, Meter
+from tokenflow_gateway.relay.entry import Entered, Entry
 from tokenflow_gateway.relay.errors import ClientTooSlow, NotRelayed, RelayError, ShuttingDown
 from tokenflow_gateway.relay.exchange import Exchange
 from tokenflow_gateway.relay.guard import ClientGone, RequestGuard
 from tokenflow_gateway.relay.keepalive import KeepAlive, read_keep_alive
 from tokenflow_gateway.relay.outcome import Outcome, log_end
 from tokenflow_gateway.relay.pacer import Pacer
-from tokenflow_gateway.relay.request import Body, ReaderFields, RequestFields, read_delivery, read_reader
+from tokenflow_gateway.relay.request import (
+    Body,
+    ReaderFields,
+    RequestFields,
+    read_delivery,
+    read_reader,
+    with_priority,
+)
 from tokenflow_gateway.relay.stream import Stream
+from tokenflow_gateway.tenants.grants import grant, grant_headers
+from tokenflow_gateway.tenants.identity import identity_of
+from tokenflow_gateway.tenants.model import Grant
+from tokenflow_gateway.tenants.roster import Roster
+from tokenflow_gateway.tenants.wishes import read_wishes
 
 __all__ = ["LAST_WORDS_S", "Generations"]
 
@@ -49,7 +62,7 @@ class _Asked:
     request: Request
     parsed: Body
     fields: RequestFields
-    reader: ReaderFields
+    grant: Grant
     track: ReaderTrack
     paced: bool
     keep_alive: KeepAliveSettings
@@ -66,35 +79,47 @@ class Generations:
     lifecycle: Lifecycle
     metrics: Metrics
     capabilities: Capabilities
+    roster: Roster
+    entry: Entry
 
     async def serve(self, request: Request, parsed: Body, fields: RequestFields) -> None:
         """One request's life, on one engine or, while none has done anything for it, on another.
 
-        Raises `BadRequest`, or what a choice of engines raises; other failures reach the client here.
+        Raises `BadRequest`, or what keeps it from an engine; other failures reach the client here.
         """
         exchange, dialect = request.exchange, request.dialect
         reader = read_reader(exchange.headers, dialect.user(parsed), user_header=self.settings.user_header)
+        granted = self._grant(request, parsed, reader)
         asked = _Asked(
             request=request,
             parsed=parsed,
             fields=fields,
-            reader=reader,
+            grant=granted,
             track=self.readers.opened(
-                tenant=ANONYMOUS,
-                user=reader.user,
+                tenant=granted.tenant,
+                user=reader.user or identity_of(exchange.headers),
                 reader=reader.reader,
-                declared_rate=reader.rate,
+                declared_rate=granted.declared_rate,
+                rate_floor=granted.sla.rate_floor,
                 now=time.monotonic(),
             ),
             paced=read_delivery(exchange.headers) == "paced",
             keep_alive=read_keep_alive(exchange.headers, self.settings.keep_alive),
         )
-        attempts = self.asking.attempts(fields.model)
-        engine: Engine | None = attempts.first
-        while engine is not None:
-            engine = await self._attempt(asked, engine, attempts)
+        async with self.entry.entered(request, parsed, fields, granted) as entered:
+            engine: Engine | None = entered.attempts.first
+            while engine is not None:
+                engine = await self._attempt(asked, engine, entered)
 
-    async def _attempt(self, asked: _Asked, engine: Engine, attempts: Attempts) -> Engine | None:
+    def _grant(self, request: Request, parsed: Body, reader: ReaderFields) -> Grant:
+        """What the request gets of what it asks for; its answer says so. Raises `BadRequest`."""
+        headers = request.exchange.headers
+        wishes = read_wishes(headers, parsed.get("priority"))
+        granted = grant(self.roster, request.principal, wishes, reader=reader.reader, rate=reader.rate)
+        request.exchange.own_headers += grant_headers(granted, tells_class=self.roster.tells_class)
+        return granted
+
+    async def _attempt(self, asked: _Asked, engine: Engine, entered: Entered) -> Engine | None:
         """One stream's life: opened, followed, closed. Its failure reaches the client once it is closed.
 
         Returns the engine to try next, if this one has done nothing.
@@ -109,10 +134,13 @@ class Generations:
             model=(fields.model or "")[:_MODEL_CHARS],
             engine=engine,
             reader=asked.track,
-            engine_copy=VirtualBuffer(rate=asked.reader.rate or DEFAULT_RATE, now=now),
+            engine_copy=VirtualBuffer(rate=asked.grant.declared_rate or DEFAULT_RATE, now=now),
+            grant=asked.grant,
             streaming=fields.stream,
             started=asked.arrived,
         )
+        if exchange.trace is not None:
+            stream.trace = exchange.trace.attempt(stream, asked.parsed)
         meter = dialect.meter(
             asked.track, fields, max_event_bytes=self.settings.max_event_bytes, sglang=sglang
         )
@@ -123,10 +151,13 @@ class Generations:
             async with Delivery(exchange, stream, self.settings.delivery, pacer=pacer) as delivery:
                 self.lifecycle.open(stream)
                 try:
-                    await self._follow(asked, stream, delivery, meter, attempts, outcome)
+                    await self._follow(asked, stream, delivery, meter, entered.attempts, outcome)
                 finally:
                     self.lifecycle.close(stream, outcome.end)
                     log_end(stream, outcome)
+                    if stream.trace is not None:
+                        stream.trace.end(stream, outcome.end)
+                    entered.note(stream, outcome)
                 if outcome.error is not None:
                     with self.metrics.delivering_after_end(stream):
                         await self._last_words(exchange, dialect, delivery, meter, outcome.error)
@@ -178,7 +209,8 @@ class Generations:
         request, dialect, engine = asked.request, asked.request.dialect, stream.engine
         idle_s = request.timeouts.idle_s
         rid = stream.rid if engine.kind == "sglang" else None
-        body = dialect.upstream_body(request.body, asked.parsed, rid=rid, stream=asked.fields.stream)
+        own, parsed = with_priority(request.body, asked.parsed, asked.grant.engine_priority)
+        body = dialect.upstream_body(own, parsed, rid=rid, stream=asked.fields.stream)
         async with self.asking.ask(request, engine, body, dialect.upstream_headers(rid)) as (guard, response):
             if response.status == BUSY:
                 self.asking.ask_another(request.exchange, engine, attempts, "busy", outcome)

@@ -61,6 +61,9 @@ def log_end(stream: Stream, outcome: Outcome) -> None:
         "stream ended",
         rid=stream.rid,
         request_id=stream.request_id,
+        tenant=stream.tenant,
+        key=stream.grant.key_id,
+        sla=stream.grant.sla.name,
         route=stream.route,
         model=stream.model,
         engine=stream.engine.name,
@@ -70,4 +73,5 @@ def log_end(stream: Stream, outcome: Outcome) -> None:
         ttft_s=stream.ttft_s and round(stream.ttft_s, 4),
         delivered=stream.delivered,
         generated=stream.generated,
+        **({} if stream.trace is None else {"trace_id": stream.trace.trace_id}),
     )

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
 from starlette.types import Receive, Scope, Send
 
-from tokenflow_gateway.config import ANONYMOUS, Settings
+from tokenflow_gateway.config import Settings
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.metrics import Metrics
 from tokenflow_gateway.relay.answer import (
@@ -28,14 +29,20 @@ from tokenflow_gateway.relay.asking import BUSY, Asking, Request
 from tokenflow_gateway.relay.attempts import Attempts, retry_reason
 from tokenflow_gateway.relay.dialects import DIALECTS, Dialect, dialect_of
 from tokenflow_gateway.relay.engine_answer import EngineAnswer
+from tokenflow_gateway.relay.entry import Entry
 from tokenflow_gateway.relay.errors import NotRelayed, RelayError, ShuttingDown
 from tokenflow_gateway.relay.exchange import Exchange
 from tokenflow_gateway.relay.generation import LAST_WORDS_S, Generations
 from tokenflow_gateway.relay.guard import ClientGone, RequestGuard, TotalTime
 from tokenflow_gateway.relay.outcome import Outcome
-from tokenflow_gateway.relay.request import parse_object
+from tokenflow_gateway.relay.request import parse_object, without_priority
 from tokenflow_gateway.relay.routes import check_route, route_of
 from tokenflow_gateway.relay.timeouts import TimeoutTable
+from tokenflow_gateway.tenants.access import Access
+from tokenflow_gateway.tenants.model import Principal
+
+if TYPE_CHECKING:
+    from tokenflow_gateway.telemetry.telemetry import Telemetry
 
 __all__ = ["Relay"]
 
@@ -50,47 +57,66 @@ class Relay:
     """Relays requests to engines. Holds no state of its own: streams live in `lifecycle`."""
 
     settings: Settings
+    access: Access
     timeouts: TimeoutTable
     asking: Asking
+    entry: Entry
     generations: Generations
     metrics: Metrics
     stopping: Callable[[], bool]
     """The gateway is shutting down: what runs may finish, nothing new begins."""
+    telemetry: Telemetry | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
+        structlog.contextvars.bind_contextvars(request_id=exchange.request_id)  # of this request's task alone
         dialect = dialect_of(exchange.path)
+        if self.telemetry is not None:
+            exchange.trace = self.telemetry.request(exchange)
         try:
             await self._answer(exchange, dialect)
         except asyncio.CancelledError:  # the server's grace is over
             await self._tell_in_time(exchange, dialect, ShuttingDown())
         finally:
             self._count_response(exchange)
+            if exchange.trace is not None:
+                exchange.trace.end(exchange.status)
 
     async def _answer(self, exchange: Exchange, dialect: Dialect) -> None:
         """Whatever comes of the request, told to its client."""
         try:
             check_route(exchange.method, exchange.path)
-            await self._serve(await self._read(exchange, dialect))
+            await self._serve(await self._read(exchange, dialect, self._admit(exchange)))
         except ClientGone:
             pass
         except RelayError as error:
             self.asking.note_timeout(exchange, error)
+            if error.reason is not None:
+                self.metrics.rejected.labels(error.reason).inc()
             await self._tell_client(exchange, dialect, error)
         except Exception:  # noqa: BLE001 - one request's fault of ours, told to its client in the usual form
             _log.exception("fault in the relay", request_id=exchange.request_id, route=exchange.path)
             fault = RelayError("the gateway failed on this request: see its log")
             await self._tell_client(exchange, dialect, fault)
 
-    async def _read(self, exchange: Exchange, dialect: Dialect) -> Request:
+    def _admit(self, exchange: Exchange) -> Principal:
+        """Who asks, before anything else of the request is read; its key goes no further.
+
+        Raises `Unauthorized` or `Forbidden`.
+        """
+        principal = self.access.client(exchange.headers)
+        exchange.headers = self.access.passed_on(exchange.headers, principal, peer=exchange.peer)
+        return principal
+
+    async def _read(self, exchange: Exchange, dialect: Dialect, principal: Principal) -> Request:
         """The whole request. Raises `ClientGone` or a `RelayError`."""
-        timeouts = self.timeouts.of(route_of(exchange.path), ANONYMOUS)
+        timeouts = self.timeouts.of(route_of(exchange.path), principal.name)
         total = TotalTime(timeouts.total_s, arrived=asyncio.get_running_loop().time())
         body_s = timeouts.body_s if timeouts.total_s is None else min(timeouts.body_s, timeouts.total_s)
         body = await exchange.read_body(self.settings.max_body_bytes, within_s=body_s)
         if self.stopping():
             raise ShuttingDown()
-        return Request(exchange, dialect, body, timeouts, total)
+        return Request(exchange, dialect, body, timeouts, total, principal)
 
     async def _serve(self, request: Request) -> None:
         """Raises a `RelayError` that is yet to be told."""
@@ -105,10 +131,12 @@ class Relay:
     # ---- what is not ours to read ------------------------------------------------------------------
 
     async def _pass_through(self, request: Request) -> None:
-        attempts = self.asking.attempts(_model_of(request.body))
-        engine: Engine | None = attempts.first
-        while engine is not None:
-            engine = await self._pass_to(engine, request, attempts)
+        request = replace(request, body=without_priority(request.body))
+        async with self.entry.passed(request):
+            attempts = self.asking.attempts(_model_of(request.body), among=request.principal.engines)
+            engine: Engine | None = attempts.first
+            while engine is not None:
+                engine = await self._pass_to(engine, request, attempts)
 
     async def _pass_to(self, engine: Engine, request: Request, attempts: Attempts) -> Engine | None:
         """Relay one engine's answer, or return the engine to try next, if this one has done nothing."""

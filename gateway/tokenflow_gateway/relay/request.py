@@ -25,6 +25,8 @@ __all__ = [
     "read_plain_fields",
     "read_reader",
     "upstream_body",
+    "with_priority",
+    "without_priority",
 ]
 
 
@@ -259,6 +261,25 @@ def upstream_body(parsed: Body, *, rid: str | None, stream: bool) -> bytes:
             options["continuous_usage_stats"] = _TRUE
         sent["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
     return msgspec.json.encode(sent)
+
+
+def with_priority(body: bytes, parsed: Body, priority: int | None) -> tuple[bytes, Body]:
+    """Body and fields with this `priority`, or without any: what a client says of its own is no order."""
+    if priority is None and "priority" not in parsed:
+        return body, parsed
+    others = {name: value for name, value in parsed.items() if name != "priority"}
+    if priority is not None:
+        others["priority"] = msgspec.Raw(msgspec.json.encode(priority))
+    return msgspec.json.encode(others), others
+
+
+def without_priority(body: bytes) -> bytes:
+    """A body that is passed on unread, but for that field; as it came if it is no JSON object with one."""
+    try:
+        parsed = _decode_body(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return body
+    return with_priority(body, parsed, None)[0]
 
 
 def named_body(parsed: Body, field: str, rid: str) -> bytes:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Literal
 
 from tokenflow_engine.buffer import VirtualBuffer
 from tokenflow_engine.protocol import State, StreamState
-from tokenflow_gateway.config import ANONYMOUS
 from tokenflow_gateway.readers.connection import ConnectionTrack
 from tokenflow_gateway.readers.track import ReaderTrack
+from tokenflow_gateway.tenants.grants import NO_GRANT
+from tokenflow_gateway.tenants.model import Grant
 
 if TYPE_CHECKING:
     from tokenflow_gateway.engines.engine import Engine
+    from tokenflow_gateway.telemetry.traces import AttemptTrace
 
 __all__ = ["End", "Stream", "StreamTable", "new_rid"]
 
@@ -58,7 +60,8 @@ class Stream:
     reader: ReaderTrack
     engine_copy: VirtualBuffer
     """What the engine believes of the reader; see `link.feed`."""
-    tenant: str = ANONYMOUS
+    grant: Grant = NO_GRANT
+    """Whose it is, and what was granted."""
     streaming: bool = True
     opened_at: float = field(default_factory=time.time)
     """Wall-clock seconds; durations come from `started`."""
@@ -75,6 +78,8 @@ class Stream:
     """The engine has sent the whole answer, so there is nothing to abort."""
     on_reader_change: Callable[[], None] | None = None
     """Called when something new is known of the reader, by whom the stream waits for it."""
+    trace: AttemptTrace | None = None
+    """Where telemetry is on."""
     connection: ConnectionTrack | None = None
     """What the client's connection shows of the reader, where it shows something."""
     counted: int | None = None
@@ -86,11 +91,40 @@ class Stream:
     """Its KV is off the engine's device, or on its way back."""
     engine_buffered: float | None = None
     """Tokens not read yet, as the engine's plugin has it."""
+    away_since: float | None = None
+    """`time.monotonic()` since when the plugin has it out of the batch for others, after its start."""
+    away_s: float = 0.0
+    """Seconds for which it was so before."""
     prompt_tokens: int | None = None
     usage_tokens: int | None = None
     """`completion_tokens` of the engine's usage, once it came."""
+    ended: float | None = None
+    """`time.monotonic()` when it ended for the client."""
     end: End | None = None
     """How it ended for the client. The record stays until the engine confirms that nothing of it is left."""
+
+    def note_state(self, state: StreamState, now: float) -> None:
+        """Take over what the engine says of it; `now` is `time.monotonic()`."""
+        if self.trace is not None and state.state != self.engine_state:
+            self.trace.state(state.state, state.reason)
+        self.engine_state = state.state
+        self.counted = state.generated
+        self.engine_buffered = state.buffered
+        self.engine_reason = state.reason
+        self.engine_offloaded = state.offloaded
+        if state.state == "parked" or (state.offloaded and state.state == "waiting"):
+            self.away_since = now if self.away_since is None else self.away_since
+        elif self.away_since is not None:
+            self.away_s += now - self.away_since
+            self.away_since = None
+
+    def parked_s(self, now: float) -> float:
+        """Seconds out of the batch, its KV on the device or off it, until `now`."""
+        return self.away_s + (0.0 if self.away_since is None else now - self.away_since)
+
+    @property
+    def tenant(self) -> str:
+        return self.grant.tenant
 
     @property
     def engine_is_done(self) -> bool:
@@ -130,6 +164,7 @@ class Stream:
             "request_id": self.request_id,
             "route": self.route,
             "tenant": self.tenant,
+            "sla": self.grant.sla.name,
             "model": self.model,
             "engine": self.engine.name,
             "state": self.state,
@@ -197,14 +232,11 @@ class StreamTable:
 
     def apply(self, states: Iterable[StreamState]) -> None:
         """Take over what an engine says of its streams; unknown ones are ignored."""
+        now = time.monotonic()
         for state in states:
             stream = self._streams.get(state.rid)
             if stream is not None:
-                stream.engine_state = state.state
-                stream.counted = state.generated
-                stream.engine_buffered = state.buffered
-                stream.engine_reason = state.reason
-                stream.engine_offloaded = state.offloaded
+                stream.note_state(state, now)
 
     def of_engine(self, engine: Engine) -> list[Stream]:
         """The streams placed on one engine."""

@@ -17,7 +17,7 @@ from tokenflow_gateway.relay.engine_answer import EngineAnswer
 from tokenflow_gateway.relay.engine_pool import EngineConnection, EnginePool, Origin
 from tokenflow_gateway.relay.errors import EngineUnreachable
 
-__all__ = ["EngineRequest", "Header", "Upstream"]
+__all__ = ["CREDENTIALS", "EngineRequest", "Header", "Upstream"]
 
 Header = tuple[bytes, bytes]
 
@@ -49,10 +49,20 @@ _NOT_FORWARDED = frozenset(
     }
 )
 _USUAL_CONNECTIONS = (b"keep-alive", b"close")
-_CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
+CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"api-key"})
 """Where clients have their secrets, which are not for an engine with a key of its own."""
-_NOT_FORWARDED_PREFIXES = (b"x-tokenflow-", b"x-override-")
-"""The gateway's own, and SGLang's, by which a request can name its `rid`: that is the gateway's to give."""
+_NOT_FORWARDED_PREFIXES = (
+    b"x-tokenflow-",
+    b"x-override-",
+    b"x-smg-",
+    b"x-dynamo-",
+    b"x-llm-d-",
+    b"x-gateway-inference-",
+    b"x-slo-",
+    b"x-openwebui-",
+)
+"""The gateway's own; SGLang's, by which a request can name its `rid`: that is the gateway's to give; those by
+which it could ask other gateways, behind this one, for more than it was granted; and who the user is."""
 
 
 class _Target:
@@ -214,7 +224,7 @@ def _request_head(
         if (
             name not in hop_by_hop
             and not name.startswith(_NOT_FORWARDED_PREFIXES)
-            and (target.forwards_credentials or name not in _CREDENTIALS)
+            and (target.forwards_credentials or name not in CREDENTIALS)
         ):
             lines += (name, b": ", value, b"\r\n")
     for name, value in own_headers:

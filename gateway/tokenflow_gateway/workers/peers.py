@@ -13,18 +13,26 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import structlog
 
+from tokenflow_gateway.engines.draining import LocalDraining
+from tokenflow_gateway.tenants.limits import Lease, Subject
 from tokenflow_gateway.workers.worker import Worker
 
 __all__ = [
+    "Began",
+    "Drain",
     "Forwarded",
     "Lesson",
     "PeerAnswer",
     "PeerServer",
     "Peers",
     "Question",
+    "Settle",
+    "Take",
     "Unreachable",
     "View",
     "Wanted",
+    "WorkerDraining",
+    "WorkerReports",
 ]
 
 _log = structlog.stdlib.get_logger("tokenflow.workers")
@@ -66,14 +74,42 @@ class PeerAnswer(msgspec.Struct, frozen=True):
     body: bytes
 
 
-Question = Wanted | Forwarded | Lesson
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """An engine is to get nothing new, or is to be asked again."""
+
+    engine: str
+    draining: bool
+
+
+class Take(msgspec.Struct, frozen=True, tag="take"):
+    """A request wants its share of limits; see `workers.limits`."""
+
+    subjects: list[Subject]
+    lease_id: str
+    tokens: int
+
+
+class Settle(msgspec.Struct, frozen=True, tag="settle"):
+    """It has ended."""
+
+    lease: Lease
+    tokens: int | None
+
+
+class Began(msgspec.Struct, frozen=True, tag="began"):
+    """A worker has begun, and has no request yet."""
+
+    index: int
+
+
+Question = Wanted | Forwarded | Lesson | Drain | Take | Settle | Began
 
 
 class Unreachable(Exception):
     """A worker does not run, or did not answer; `gone` says which."""
 
-    def __init__(self, index: int, *, gone: bool) -> None:
-        super().__init__(f"worker {index} {'does not run' if gone else 'does not answer'}")
+    def __init__(self, name: int | str, *, gone: bool) -> None:
+        super().__init__(f"worker {name} {'does not run' if gone else 'does not answer'}")
         self.gone = gone
 
 
@@ -117,6 +153,36 @@ class Peers:
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+
+class WorkerReports:
+    """Hands progress reports to the worker that has their stream (`api.progress.Owners`)."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+
+    async def ask(self, owner: str, report: Forwarded) -> PeerAnswer:
+        """Raises `Unreachable`."""
+        return await self._peers.ask(int(owner), report, PeerAnswer)
+
+    async def refresh(self) -> bool:
+        """All workers are known from the start."""
+        return False
+
+
+class WorkerDraining:
+    """Has all workers of a gateway leave an engine alone (`engines.draining.Draining`)."""
+
+    def __init__(self, worker: Worker, local: LocalDraining, peers: Peers) -> None:
+        self._others = [index for index in range(worker.count) if index != worker.index]
+        self._local = local
+        self._peers = peers
+
+    async def set(self, name: str, *, draining: bool) -> None:
+        """One that does not answer is told by nobody: it has been restarted, or will be."""
+        self._local.apply(name, draining=draining)
+        told = (self._peers.ask(index, Drain(name, draining), bool) for index in self._others)
+        await asyncio.gather(*told, return_exceptions=True)
 
 
 class PeerServer:

@@ -23,7 +23,7 @@ __all__ = ["Supervisor"]
 _log = structlog.stdlib.get_logger("tokenflow.workers")
 
 _ENDS = {signal.SIGTERM, signal.SIGINT}
-_SIGNALS = {*_ENDS, signal.SIGCHLD}
+_SIGNALS = {*_ENDS, signal.SIGCHLD, signal.SIGHUP}
 _LONG_S = 3600.0
 _IN_ORDER = {0, -signal.SIGTERM}
 """How a worker ends that was asked to: uvicorn passes the signal on to itself."""
@@ -38,9 +38,11 @@ class Supervisor:
         serve: Callable[[int], int],
         *,
         budget: Callable[[], RestartBudget] = RestartBudget,
+        on_hangup: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`budget`: of restarts, for each worker."""
+        """`budget`: of restarts, for each worker. `on_hangup`, at SIGHUP, says whether workers are to hear it."""
         self._serve = serve
+        self._on_hangup = on_hangup
         self._pids: dict[int, int] = {}
         """Index by process."""
         self._due: dict[int, float] = dict.fromkeys(range(count), 0.0)
@@ -73,8 +75,13 @@ class Supervisor:
     def _wait(self) -> None:
         within_s = min(self._due.values(), default=time.monotonic() + _LONG_S) - time.monotonic()
         came = signal.sigtimedwait(_SIGNALS, max(0.0, within_s))
-        if came is not None and came.si_signo in _ENDS:
+        if came is None:
+            return
+        if came.si_signo in _ENDS:
             self._ask_all()
+        elif came.si_signo == signal.SIGHUP and self._on_hangup():
+            for pid in self._pids:
+                os.kill(pid, signal.SIGHUP)
 
     def _ask_all(self) -> None:
         """To end in stages. A second time ends the grace."""

@@ -1,0 +1,149 @@
+"""Between a request and its engine: the tenant's limits, then the queue, then the choice of an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from tokenflow_gateway.engines.affinity import affinity_key, session_key
+from tokenflow_gateway.engines.placement import Wish
+from tokenflow_gateway.engines.registry import EngineRegistry
+from tokenflow_gateway.relay.allowance import allowed
+from tokenflow_gateway.relay.asking import Asking, Request
+from tokenflow_gateway.relay.attempts import Attempts
+from tokenflow_gateway.relay.guard import RequestGuard
+from tokenflow_gateway.relay.outcome import Outcome
+from tokenflow_gateway.relay.request import Body, RequestFields
+from tokenflow_gateway.relay.stream import Stream
+from tokenflow_gateway.tenants.admission import Admission, Entrant, Ticket
+from tokenflow_gateway.tenants.admission_settings import EstimateSettings
+from tokenflow_gateway.tenants.estimate import Estimate, estimate
+from tokenflow_gateway.tenants.limits import LimitStore
+from tokenflow_gateway.tenants.model import Grant
+from tokenflow_gateway.tenants.roster import Roster
+
+__all__ = ["Entered", "Entry"]
+
+_NOTHING_DONE = frozenset({"refused", "retried"})
+"""Ends of streams for which no engine has computed anything."""
+
+
+@dataclass(slots=True)
+class Entered:
+    """A request that may begin."""
+
+    attempts: Attempts
+    estimate: Estimate
+    used: int = field(default=0, init=False)
+
+    def note(self, stream: Stream, outcome: Outcome) -> None:
+        """One of its streams has ended: count what the tenant has used by it."""
+        if outcome.end in _NOTHING_DONE or (outcome.end == "engine_lost" and not stream.generated):
+            return
+        prompt = self.estimate.prompt if stream.prompt_tokens is None else stream.prompt_tokens
+        self.used += prompt + stream.generated
+
+
+class Entry:
+    """Lets requests in. Of one configuration; `limits` and `admission` outlive it."""
+
+    def __init__(
+        self,
+        *,
+        limits: LimitStore,
+        admission: Admission,
+        asking: Asking,
+        roster: Roster,
+        estimates: EstimateSettings,
+    ) -> None:
+        self._limits = limits
+        self._admission = admission
+        self._asking = asking
+        self._estimates = estimates
+        self._behind = {
+            name: frozenset(other.name for other in roster.classes.values() if other.weight < sla.weight)
+            for name, sla in roster.classes.items()
+        }
+
+    @asynccontextmanager
+    async def entered(
+        self, request: Request, parsed: Body, fields: RequestFields, grant: Grant
+    ) -> AsyncIterator[Entered]:
+        """Inside, the request has its share of its tenant's limits, and an engine to ask.
+
+        Raises `RateLimited`, `QueueFull`, `QueueTimeout`, `ModelNotFound`, `NoEngine`, or what guards raise.
+        """
+        expected = estimate(
+            parsed,
+            assumed_output=self._estimates.assumed_output_tokens,
+            most_output=self._estimates.most_output_tokens,
+        )
+        headers = request.exchange.own_headers
+        async with allowed(
+            self._limits, request.principal, tokens=expected.total, headers=headers
+        ) as allowance:
+            allowance.used_tokens = 0
+            entrant = self._entrant(request, parsed, fields, grant, expected)
+            ticket = self._admission.enter(entrant)
+            if ticket.engine is None:
+                await self._wait(request, ticket)
+            attempts = self._asking.attempts(
+                fields.model, among=grant.engines, wish=entrant.wish, first=ticket.engine
+            )
+            entered = Entered(attempts, expected)
+            try:
+                yield entered
+            finally:
+                allowance.used_tokens = entered.used
+
+    @asynccontextmanager
+    async def passed(self, request: Request) -> AsyncIterator[None]:
+        """The same for what is not ours to read: it counts as a request, and by its size, and never waits.
+
+        Raises `RateLimited`.
+        """
+        text = any(
+            name == b"content-type" and value.startswith(b"application/json")
+            for name, value in request.exchange.headers
+        )
+        tokens = len(request.body) // 4 if text else 0
+        headers = request.exchange.own_headers
+        async with allowed(self._limits, request.principal, tokens=tokens, headers=headers):
+            yield
+
+    def _entrant(
+        self, request: Request, parsed: Body, fields: RequestFields, grant: Grant, expected: Estimate
+    ) -> Entrant:
+        registry: EngineRegistry = self._asking.registry
+        session = session_key(request.exchange.headers, grant.tenant)
+        return Entrant(
+            sla=grant.sla.name,
+            weight=grant.weight,
+            tenant=grant.tenant,
+            tenant_weight=grant.principal.tenant.weight,
+            user=grant.fairness_id or "",
+            cost=expected.total,
+            ttft_s=grant.ttft_s,
+            wish=Wish(
+                ttft_s=grant.ttft_s,
+                tokens=expected.prompt,
+                behind=self._behind.get(grant.sla.name, frozenset()),
+                key=affinity_key(parsed, session) if len(registry) > 1 else None,
+            ),
+            pool=(fields.model, grant.engines, grant.ttft_s),
+            engines=partial(registry.serving, fields.model, among=grant.engines),
+        )
+
+    async def _wait(self, request: Request, ticket: Ticket) -> None:
+        """In the queue; the client may leave, and the request's total time may be over."""
+        exchange = request.exchange
+        since, trace = time.monotonic(), exchange.trace
+        try:
+            async with RequestGuard(exchange.receive, request.total, exchange.connection):
+                await self._admission.wait(ticket)
+        finally:
+            if trace is not None:
+                trace.waited("admission", since)

@@ -1,0 +1,1 @@
+"""What outlives the process: SQLite files in one private directory; see docs/tenants.md."""

@@ -1,0 +1,1 @@
+"""Who may do what: keys, tenants, classes of service, and the record of what was used."""

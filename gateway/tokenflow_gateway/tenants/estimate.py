@@ -1,0 +1,48 @@
+"""How many tokens a request is going to take, before anything has read it."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+import msgspec
+
+__all__ = ["Estimate", "estimate"]
+
+_BYTES_PER_TOKEN: Final = 4.0
+"""Of JSON with a prompt in it: English text has 4 to 5, other scripts fewer; JSON itself makes up for it."""
+_PROMPTS: Final = ("messages", "prompt", "input", "system", "instructions", "tools")
+_LENGTHS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_MOST: Final = 10_000_000
+_MOST_ANSWERS: Final = 128
+
+
+class Estimate(NamedTuple):
+    """Tokens."""
+
+    prompt: int
+    output: int
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.output
+
+
+def estimate(parsed: dict[str, msgspec.Raw], *, assumed_output: int, most_output: int) -> Estimate:
+    """`assumed_output`: of a request that names no length; `most_output`: what is taken of one that does."""
+    size = sum(memoryview(parsed[name]).nbytes for name in _PROMPTS if name in parsed)
+    lengths = [length for name in _LENGTHS if (length := _integer(parsed.get(name))) is not None]
+    output = min(max(lengths), most_output) if lengths else assumed_output
+    answers = _integer(parsed.get("n")) or 1
+    return Estimate(math.ceil(size / _BYTES_PER_TOKEN), output * min(answers, _MOST_ANSWERS))
+
+
+def _integer(raw: msgspec.Raw | None) -> int | None:
+    """A count; None for what is none, of which the engine is the judge."""
+    if raw is None:
+        return None
+    try:
+        value = msgspec.json.decode(raw, type=int)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return min(value, _MOST) if value >= 0 else None

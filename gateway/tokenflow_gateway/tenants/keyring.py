@@ -1,0 +1,120 @@
+"""The keys as a gateway knows them: a copy in memory, renewed when the store has changed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from tokenflow_gateway.relay.errors import Unauthorized
+from tokenflow_gateway.store.keys import KEYS_FILE, KeyStore
+from tokenflow_gateway.store.sqlite import StoreError
+from tokenflow_gateway.tenants.keys import ApiKey, KeyRecord
+
+__all__ = ["LOOK_EVERY_S", "KeyWatch", "Keyring"]
+
+_log = structlog.stdlib.get_logger("tokenflow.keys")
+
+LOOK_EVERY_S: Final = 0.5
+"""How often the store is asked whether it has changed: what a revocation takes, at most twice that."""
+
+_NOBODY: Final = KeyRecord(id="", hash=bytes(32), tenant="")
+"""Compared with keys whose id is unknown, so that these take as long as known ones."""
+
+_REFUSED: Final = "this API key is not known here"
+
+
+class Keyring:
+    """Looks keys up in memory: no request waits for the store."""
+
+    def __init__(self, records: Iterable[KeyRecord] = (), *, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: Unix seconds, as in the records."""
+        self._clock = clock
+        self._sources: dict[str, dict[str, KeyRecord]] = {}
+        self._records: dict[str, KeyRecord] = {}
+        self.in_use = False
+        """There is a key, or was one: it does not end with the last key's revocation."""
+        self.replace(records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[KeyRecord]:
+        return iter(self._records.values())
+
+    def replace(self, records: Iterable[KeyRecord], *, source: str = "store") -> None:
+        """From now on these are the keys that `source` knows.
+
+        Of a key that several sources know, the earliest revocation and expiry hold.
+        """
+        self._sources[source] = {record.id: record for record in records}
+        merged: dict[str, KeyRecord] = {}
+        for known in self._sources.values():
+            for name, record in known.items():
+                merged[name] = record.merged(merged[name]) if name in merged else record
+        self._records = merged
+        self.in_use |= bool(merged)
+
+    def find(self, key: ApiKey) -> KeyRecord:
+        """The record of a valid key. Raises `Unauthorized`, which tells more only to who has the secret."""
+        record = self._records.get(key.id, _NOBODY)
+        if not record.matches(key) or record is _NOBODY:
+            raise Unauthorized(_REFUSED)
+        state = record.state(self._clock())
+        if state == "revoked":
+            raise Unauthorized("this API key has been revoked: ask for another one")
+        if state == "expired":
+            raise Unauthorized("this API key has expired: ask for another one")
+        return record
+
+
+class KeyWatch:
+    """Keeps a keyring up to date with the embedded store."""
+
+    def __init__(self, keyring: Keyring, state: Path) -> None:
+        """`state`: the directory of the store."""
+        self.keyring = keyring
+        self._path = state / KEYS_FILE
+        self._failing = False
+
+    def load(self) -> None:
+        """Read the keys now, blocking; nothing stays open. Raises `StoreError`."""
+        with KeyStore(self._path) as store:
+            self.keyring.replace(store.records())
+
+    @property
+    def failing(self) -> bool:
+        """The last look failed: the keys are as they were before."""
+        return self._failing
+
+    async def run(self) -> None:
+        """Until cancelled. While the store cannot be read the keys stay as they were, and the log says so."""
+        store = await asyncio.to_thread(KeyStore, self._path)
+        try:
+            while True:
+                await self._look(store)
+                await asyncio.sleep(LOOK_EVERY_S)
+        finally:
+            store.close()
+
+    async def _look(self, store: KeyStore) -> None:
+        try:
+            records = await asyncio.to_thread(_news, store)
+        except StoreError as error:
+            if not self._failing:
+                _log.error("API keys cannot be read: those known stay valid", reason=str(error))
+            self._failing = True
+            return
+        if self._failing:
+            _log.info("API keys can be read again")
+        self._failing = False
+        if records is not None:
+            self.keyring.replace(records)
+
+
+def _news(store: KeyStore) -> list[KeyRecord] | None:
+    return store.records() if store.changed() else None

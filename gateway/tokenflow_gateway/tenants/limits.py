@@ -1,0 +1,270 @@
+"""How much a tenant, or one of its keys, may use: requests and tokens a minute, streams at a time, a budget.
+
+`LocalLimits` keeps count in this process, `store.shared_limits` in Redis, for a fleet. Both decide in one
+step, so that requests which come at the same moment cannot all find the last free place. Tokens are taken as
+an estimate when a request begins, and settled when it ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Literal, NamedTuple, Protocol
+
+from tokenflow_gateway.tenants.model import BudgetPeriod, Limits, Principal
+from tokenflow_gateway.tenants.window import SlidingWindow
+
+__all__ = [
+    "STREAM_RETRY_S",
+    "Lease",
+    "LimitKind",
+    "LimitStore",
+    "LocalLimits",
+    "Quota",
+    "Subject",
+    "Verdict",
+    "period_of",
+    "period_start",
+    "share_of",
+    "subjects_of",
+    "tightest",
+]
+
+LimitKind = Literal["requests", "tokens", "streams", "budget"]
+STREAM_RETRY_S = 1.0
+"""When to ask again for one of the streams at a time: nobody knows when one will end."""
+
+
+class Subject(NamedTuple):
+    """Who is counted, such as ``tenant:acme`` or ``key:3f2a``, and what it may use."""
+
+    name: str
+    limits: Limits
+
+
+def subjects_of(principal: Principal) -> tuple[Subject, ...]:
+    """The tenant and the key, those that are limited: both have to have room."""
+    subjects = [Subject(f"tenant:{principal.name}", principal.tenant.limits)]
+    if principal.key_id is not None:
+        subjects.append(Subject(f"key:{principal.key_id}", principal.limits))
+    return tuple(subject for subject in subjects if not subject.limits.is_unlimited)
+
+
+class Quota(NamedTuple):
+    """One limit of a minute as ``x-ratelimit-*`` headers tell it."""
+
+    limit: int
+    remaining: int
+    reset_s: float
+    """Until nothing of it is used, if nothing else comes."""
+
+
+class Lease(NamedTuple):
+    """What a request has taken, to be settled with the store that gave it."""
+
+    id: str
+    subjects: tuple[Subject, ...]
+    tokens: int
+    at: float
+    """Of the store's clock, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether a request may begin. `lease` is None where not, and then `kind` and `subject` say why."""
+
+    lease: Lease | None
+    requests: Quota | None = None
+    tokens: Quota | None = None
+    kind: LimitKind | None = None
+    subject: Subject | None = None
+    retry_s: float = 0.0
+    """Infinite where waiting does not help: more is asked for than the limit ever allows."""
+
+
+class LimitStore(Protocol):
+    """Keeps count."""
+
+    async def take(self, subjects: Sequence[Subject], *, lease_id: str, tokens: int) -> Verdict:
+        """Count one request with so many tokens for all subjects, or for none if one has no room for it."""
+
+    def settle(self, lease: Lease, tokens: int | None) -> None:
+        """The request has ended, and has used so many tokens; None: as many as were taken. Never waits."""
+
+
+def period_of(period: BudgetPeriod, now: float) -> tuple[str, float]:
+    """The name of a budget's period, and seconds until the next one begins."""
+    name, start = period_start(period, now)
+    first = datetime.fromtimestamp(start, UTC)
+    following = first + timedelta(days=1) if period == "day" else (first + timedelta(days=32)).replace(day=1)
+    return name, following.timestamp() - now
+
+
+def period_start(period: BudgetPeriod, now: float) -> tuple[str, float]:
+    """The name of a budget's period, and when it began."""
+    day = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    if period == "day":
+        return f"{day:%Y-%m-%d}", day.timestamp()
+    return f"{day:%Y-%m}", day.replace(day=1).timestamp()
+
+
+@dataclass(slots=True)
+class _Account:
+    """What one subject has used."""
+
+    requests: SlidingWindow = field(default_factory=SlidingWindow)
+    tokens: SlidingWindow = field(default_factory=SlidingWindow)
+    leases: dict[str, int] = field(default_factory=dict)
+    """Slot of each open request's tokens, by its lease."""
+    period: str = ""
+    spent: int = 0
+    """Of the budget, in `period`."""
+
+
+class LocalLimits:
+    """Counts in this process. `Lease.at` and the windows are of `clock`: wall-clock seconds."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._accounts: dict[str, _Account] = {}
+
+    async def take(self, subjects: Sequence[Subject], *, lease_id: str, tokens: int) -> Verdict:
+        return self.take_now(subjects, lease_id=lease_id, tokens=tokens)
+
+    def take_now(self, subjects: Sequence[Subject], *, lease_id: str, tokens: int) -> Verdict:
+        now = self._clock()
+        refusal = self._refusal(subjects, tokens, now)
+        if refusal is not None:
+            return refusal
+        lease = Lease(lease_id, tuple(subjects), tokens, now)
+        self.record(lease)
+        return Verdict(
+            lease=lease,
+            requests=tightest(self._requests(subject, now) for subject in subjects),
+            tokens=tightest(self._tokens(subject, now) for subject in subjects),
+        )
+
+    def record(self, lease: Lease) -> None:
+        """Count a request, whether or not there is room for it."""
+        for subject in lease.subjects:
+            account = self._account(subject.name)
+            account.requests.add(1, lease.at)
+            account.leases[lease.id] = account.tokens.add(lease.tokens, lease.at)
+            self._budget(account, subject, lease.at)
+            account.spent += lease.tokens
+
+    def settle(self, lease: Lease, tokens: int | None) -> None:
+        now = self._clock()
+        change = 0 if tokens is None else tokens - lease.tokens
+        for subject in lease.subjects:
+            account = self._account(subject.name)
+            slot = account.leases.pop(lease.id, None)
+            if slot is None:
+                continue
+            account.tokens.change(slot, change, now)
+            self._budget(account, subject, now)
+            if change > 0 or account.period == period_of(subject.limits.budget_period, lease.at)[0]:
+                account.spent = max(0, account.spent + change)
+
+    def end_all(self, prefix: str) -> None:
+        """Requests whose lease begins so are over, and nobody knows what they have used."""
+        for account in self._accounts.values():
+            for name in [name for name in account.leases if name.startswith(prefix)]:
+                del account.leases[name]
+
+    def statistics(self) -> dict[str, tuple[int, int, int]]:
+        """Requests and tokens of the last minute, and open requests, by subject."""
+        now = self._clock()
+        return {
+            name: (account.requests.used(now), account.tokens.used(now), len(account.leases))
+            for name, account in self._accounts.items()
+        }
+
+    def remember(self, name: str, period: str, spent: int) -> None:
+        """What a subject had spent of its budget before this process began."""
+        account = self._account(name)
+        account.period, account.spent = period, spent
+
+    def spendings(self) -> list[tuple[str, str, int]]:
+        """Subjects, their current period, and the tokens that they have spent in it."""
+        return [(name, account.period, account.spent) for name, account in self._accounts.items()]
+
+    def _account(self, name: str) -> _Account:
+        return self._accounts.setdefault(name, _Account())
+
+    def _refusal(self, subjects: Sequence[Subject], tokens: int, now: float) -> Verdict | None:
+        """The reason that holds for longest, if there is one."""
+        found = [
+            (retry_s, kind, subject)
+            for subject in subjects
+            for kind, retry_s in self._lacks(subject, tokens, now)
+        ]
+        if not found:
+            return None
+        retry_s, kind, subject = max(found, key=lambda reason: reason[0])
+        return Verdict(
+            lease=None,
+            requests=tightest(self._requests(subject, now) for subject in subjects),
+            tokens=tightest(self._tokens(subject, now) for subject in subjects),
+            kind=kind,
+            subject=subject,
+            retry_s=retry_s,
+        )
+
+    def _lacks(self, subject: Subject, tokens: int, now: float) -> list[tuple[LimitKind, float]]:
+        """Limits that leave no room, and for how long."""
+        account, limits = self._account(subject.name), subject.limits
+        lacks: list[tuple[LimitKind, float]] = []
+        if limits.requests_per_minute is not None:
+            lacks.append(("requests", account.requests.room_in_s(1, limits.requests_per_minute, now)))
+        if limits.tokens_per_minute is not None:
+            lacks.append(("tokens", account.tokens.room_in_s(tokens, limits.tokens_per_minute, now)))
+        if limits.concurrent_streams is not None and len(account.leases) >= limits.concurrent_streams:
+            lacks.append(("streams", STREAM_RETRY_S))
+        if limits.budget_tokens is not None:
+            left_s = self._budget(account, subject, now)
+            if account.spent + tokens > limits.budget_tokens:
+                lacks.append(("budget", left_s))
+        return [(kind, wait_s) for kind, wait_s in lacks if wait_s > 0]
+
+    def _budget(self, account: _Account, subject: Subject, now: float) -> float:
+        """Begin a new period when it is time. Returns the seconds that are left of it."""
+        period, left_s = period_of(subject.limits.budget_period, now)
+        if account.period != period:
+            account.period, account.spent = period, 0
+        return left_s
+
+    def _requests(self, subject: Subject, now: float) -> Quota | None:
+        return _quota(self._account(subject.name).requests, subject.limits.requests_per_minute, now)
+
+    def _tokens(self, subject: Subject, now: float) -> Quota | None:
+        return _quota(self._account(subject.name).tokens, subject.limits.tokens_per_minute, now)
+
+
+def _quota(window: SlidingWindow, limit: int | None, now: float) -> Quota | None:
+    if limit is None:
+        return None
+    return Quota(limit, max(0, limit - window.used(now)), window.empty_in_s(now))
+
+
+def tightest(quotas: Iterable[Quota | None]) -> Quota | None:
+    """The one with the least left of it."""
+    known = [quota for quota in quotas if quota is not None]
+    return min(known, key=lambda quota: quota.remaining, default=None)
+
+
+def share_of(limits: Limits, processes: int) -> Limits:
+    """Of limits for several processes together, what one may use by itself: at least one request."""
+
+    def part(limit: int | None) -> int | None:
+        return None if limit is None else max(1, limit // processes)
+
+    return replace(
+        limits,
+        requests_per_minute=part(limits.requests_per_minute),
+        tokens_per_minute=part(limits.tokens_per_minute),
+        concurrent_streams=part(limits.concurrent_streams),
+        budget_tokens=None if limits.budget_tokens is None else limits.budget_tokens // processes,
+    )

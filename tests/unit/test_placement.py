@@ -1,0 +1,223 @@
+"""Which engine a stream goes to, and when none may be asked."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+from tokenflow_engine.protocol import PROTOCOL_VERSION, EngineStats, Welcome
+from tokenflow_gateway.config import EngineConfig
+from tokenflow_gateway.engines.affinity import affinity_key, favourite, session_key
+from tokenflow_gateway.engines.breaker import Breaker
+from tokenflow_gateway.engines.engine import Engine
+from tokenflow_gateway.engines.load import EngineLoad
+from tokenflow_gateway.engines.placement import Placement, Wish
+from tokenflow_gateway.engines.registry import EngineRegistry
+from tokenflow_gateway.relay.errors import NoEngine
+
+WELCOME = Welcome(
+    version=PROTOCOL_VERSION,
+    engine_id="e",
+    model="m",
+    engine="sglang",
+    capabilities=[],
+    kv_tokens=1000,
+    max_running=8,
+)
+
+
+def stats(**figures: object) -> EngineStats:
+    plain = {
+        "at": 0.0,
+        "running": 0,
+        "waiting": 0,
+        "parked": 0,
+        "kv_used_tokens": 0,
+        "kv_tokens": 1000,
+        "tokens_per_s": 0.0,
+        "generated_total": 0,
+    }
+    return EngineStats(**(plain | figures))
+
+
+def engine(port: int, *, streams: int = 0, linked: bool = False, **figures: object) -> Engine:
+    made = Engine(EngineConfig(url=f"http://127.0.0.1:{port}"), healthy=True)
+    made.models = ({"id": "m"},)
+    made.streams = {str(number) for number in range(streams)}
+    if linked:
+        made.welcome = WELCOME
+        made.stats = stats(**figures)
+        made.load.note_stats(made.stats, 0.0)
+    return made
+
+
+def busy(port: int, *, waiting: int, per_s: float) -> Engine:
+    """An engine in which so many wait, and so many begin in a second."""
+    made = engine(port, linked=True, waiting=waiting)
+    for second in range(1, 20):
+        made.stats = stats(waiting=waiting, started_total=int(per_s * second))
+        made.load.note_stats(made.stats, float(second))
+    return made
+
+
+def test_slack_comes_before_affinity_and_load() -> None:
+    late, in_time = busy(1, waiting=10, per_s=5), engine(2, linked=True, running=20)
+    wish = Wish(ttft_s=1.0, key=b"k")
+    for key in (b"a", b"b", b"c"):  # whichever of them is the favourite
+        wish = Wish(ttft_s=1.0, key=key)
+        assert Placement().choose([late, in_time], wish, 19.0) is in_time
+
+
+def test_all_too_late_is_none_and_a_longer_target_is_not() -> None:
+    late = busy(1, waiting=10, per_s=5)  # two seconds
+    assert Placement().choose([late], Wish(ttft_s=1.0), 19.0) is None
+    assert Placement().choose([late], Wish(ttft_s=5.0), 19.0) is late
+
+
+def test_a_few_may_always_wait_in_an_engine() -> None:
+    assert Placement(engine_queue=4).choose([busy(1, waiting=3, per_s=0)], Wish(ttft_s=0.1), 19.0)
+    assert Placement(engine_queue=4).choose([busy(1, waiting=4, per_s=0)], Wish(ttft_s=0.1), 19.0) is None
+
+
+def test_what_was_just_sent_counts_until_the_engine_tells_of_it() -> None:
+    made = engine(1, linked=True, running=8)
+    registry = EngineRegistry([made], clock=lambda: 1.0)
+    for _ in range(4):
+        registry.pick("m")
+    assert Placement(engine_queue=4).choose([made], Wish(ttft_s=0.1), 1.0) is None
+    made.load.note_stats(stats(running=8), 1.05)  # these may be older than what was sent
+    assert Placement(engine_queue=4).choose([made], Wish(ttft_s=0.1), 1.1) is None
+    made.load.note_stats(stats(running=8), 1.2)
+    assert Placement(engine_queue=4).choose([made], Wish(ttft_s=0.1), 1.2) is made
+
+
+def test_an_engine_with_places_takes_a_whole_burst_at_once() -> None:
+    made = engine(1, linked=True)  # eight places, 1000 tokens of KV
+    registry = EngineRegistry([made], clock=lambda: 1.0)
+    placement, sent = Placement(engine_queue=1), 0
+    while placement.choose([made], Wish(ttft_s=0.1, tokens=10), 1.0) is not None:
+        registry.sent_to(made)
+        sent += 1
+        assert sent < 50
+    assert sent == 8
+    small = engine(2, linked=True, kv_used_tokens=700)
+    registry, sent = EngineRegistry([small], clock=lambda: 1.0), 0
+    while placement.choose([small], Wish(ttft_s=0.1, tokens=100), 1.0) is not None:
+        registry.sent_to(small)
+        sent += 1
+    assert sent == 3
+
+
+def test_classes_that_come_later_do_not_hold_up_one_that_comes_first() -> None:
+    made = engine(1, linked=True, waiting=50, waiting_by={"bronze": 48, "gold": 2})
+    gold = Wish(ttft_s=0.5, behind=frozenset({"bronze"}))
+    assert Placement().choose([made], gold, 1.0) is made
+    assert Placement().choose([made], Wish(ttft_s=0.5), 1.0) is None
+
+
+def test_an_engine_without_plugin_has_room_for_everybody() -> None:
+    plain, late = engine(1, streams=500), busy(2, waiting=10, per_s=5)
+    assert Placement().choose([plain, late], Wish(ttft_s=0.1), 19.0) is plain
+
+
+def test_a_conversation_stays_on_its_engine_while_loads_are_even() -> None:
+    engines = [engine(port, streams=8) for port in range(1, 5)]
+    placement = Placement()
+    homes = {key: placement.choose(engines, Wish(key=key), 0.0) for key in (b"a", b"b", b"c", b"d")}
+    for key, home in homes.items():
+        assert all(placement.choose(engines, Wish(key=key), 0.0) is home for _ in range(5))
+    home = homes[b"a"]
+    assert home is not None
+    home.streams |= {str(number) for number in range(20)}
+    assert placement.choose(engines, Wish(key=b"a"), 0.0) is not home
+
+
+def test_conversations_spread_and_only_those_of_a_lost_engine_move() -> None:
+    names = ["e1", "e2", "e3", "e4"]
+    keys = [str(number).encode() for number in range(400)]
+    before = {key: favourite(key, names) for key in keys}
+    assert min(Counter(before.values()).values()) > 60
+    after = {key: favourite(key, names[:3]) for key in keys}
+    assert all(after[key] == before[key] for key in keys if before[key] != "e4")
+
+
+def body(**fields: object) -> dict[str, msgspec.Raw]:
+    return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in fields.items()}
+
+
+def message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def test_the_turns_of_a_conversation_have_one_key() -> None:
+    first = [message("system", "s"), message("user", "hello")]
+    later = [*first, message("assistant", "hi"), message("user", "more")]
+    other = [message("system", "s"), message("user", "bye")]
+    assert affinity_key(body(messages=first)) == affinity_key(body(messages=later))
+    assert affinity_key(body(messages=first)) != affinity_key(body(messages=other))
+    assert affinity_key(body(model="m")) is None
+    assert affinity_key(body(prompt="a" * 5000 + "b")) == affinity_key(body(prompt="a" * 5000 + "c"))
+    assert affinity_key(body(messages=first), "s") == affinity_key(body(messages=other), "s")
+    assert affinity_key(body(prompt="a", prompt_cache_key="k")) == affinity_key(
+        body(prompt="b", prompt_cache_key="k")
+    )
+
+
+def test_sessions_of_two_tenants_are_two() -> None:
+    headers = [(b"x-tokenflow-session", b"1")]
+    assert session_key(headers, "a") != session_key(headers, "b")
+    assert session_key([], "a") is None
+
+
+# ---- breaker and draining ------------------------------------------------------------------------------
+
+
+def test_the_breaker_opens_after_three_failures_in_a_row_and_tries_again() -> None:
+    breaker = Breaker()
+    for _ in range(2):
+        breaker.failed(10.0)
+    breaker.succeeded()
+    for _ in range(3):
+        assert breaker.allows(10.0)
+        breaker.failed(10.0)
+    assert breaker.state(10.5) == "open"
+    assert not breaker.allows(10.5)
+    assert breaker.state(11.0) == "half_open"
+    assert breaker.allows(11.0)
+    breaker.sent(11.0)
+    assert not breaker.allows(11.1)  # one at a time
+    breaker.failed(11.2)
+    assert not breaker.allows(13.1)  # twice as long
+    assert breaker.allows(13.2)
+    breaker.sent(13.2)
+    breaker.succeeded()
+    assert breaker.state(13.3) == "closed"
+    assert breaker.opened == 2
+
+
+def test_an_engine_with_an_open_breaker_is_asked_only_where_there_is_no_other() -> None:
+    failing, well = engine(1), engine(2, streams=9)
+    for _ in range(3):
+        failing.breaker.failed(0.0)
+    assert EngineRegistry([failing, well], clock=lambda: 0.5).pick("m") is well
+    assert EngineRegistry([failing], clock=lambda: 0.5).pick("m") is failing
+
+
+def test_a_draining_engine_gets_nothing_new() -> None:
+    leaving, staying = engine(1), engine(2, streams=9)
+    leaving.draining = True
+    assert EngineRegistry([leaving, staying]).pick("m") is staying
+    with pytest.raises(NoEngine, match="draining"):
+        EngineRegistry([leaving]).pick("m")
+
+
+def test_the_rate_of_beginnings_is_of_the_time_in_which_somebody_waited() -> None:
+    load = EngineLoad()
+    for second in range(10):
+        load.note_stats(stats(waiting=5, started_total=4 * second), float(second))
+    assert load.begins_in_s(8) == pytest.approx(2.0, rel=0.05)
+    for second in range(10, 100):  # nobody comes
+        load.note_stats(stats(started_total=36), float(second))
+    assert load.begins_in_s(8) == pytest.approx(2.0, rel=0.05)

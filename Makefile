@@ -29,10 +29,10 @@ test: .venv/.dev ## Run all tests (ARGS="tests/unit -k sse" for some)
 	@$(MAKE) --no-print-directory .browser .clients .servers $(JS_CLIENT)/node_modules
 	$(BIN)/pytest $(ARGS)
 
-soak: .venv/.dev ## Preempt at random for ten minutes (SOAK_S=600) and in every configuration, and compare every token
+soak: .venv/.dev ## Preempt at random for ten minutes (SOAK_S=600) and in every configuration, compare every token; limits, for minutes
 	@$(BIN)/tokenflow up --prepare
 	@TOKENFLOW_SOAK_S=$(SOAK_S) TOKENFLOW_THOROUGH=1 $(BIN)/pytest -s tests/engine/test_preempt_soak.py tests/engine/test_preempt_equality.py \
-		tests/engine/test_hicache.py
+		tests/engine/test_hicache.py tests/e2e/test_topology_limits.py
 
 compat: .venv/.dev ## Try every client on recorded bytes and on the real engine, write docs/compatibility.md, in ten minutes
 	@$(BIN)/tokenflow up --prepare

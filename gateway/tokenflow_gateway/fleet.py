@@ -22,6 +22,7 @@ from tokenflow_gateway.engines.registry import EngineRegistry
 from tokenflow_gateway.readers.learned import LearnedRates
 from tokenflow_gateway.readers.progress import Capabilities
 from tokenflow_gateway.readers.track import Watched
+from tokenflow_gateway.relay.request_names import RequestNames
 from tokenflow_gateway.store.sqlite import StoreError
 from tokenflow_gateway.tenants.admission import Admission
 from tokenflow_gateway.tenants.budgets import remember_spent
@@ -81,6 +82,9 @@ class Fleet:
         self.messages: Messages | None = None
         self.peers = Peers(worker)
         drains = LocalDraining(registry)
+        if settings.redis is not None and settings.redis.secret is not None:
+            secret = settings.redis.secret.get_secret_value()
+        self.names = RequestNames(_derived(secret, "responses"))
         if settings.redis is None:
             workers = [str(index) for index in range(worker.count)]
             self.capabilities = Capabilities(
@@ -93,8 +97,7 @@ class Fleet:
             if settings.learn_rates:
                 self.learned = LearnedRates(key=worker.learning_key)
         else:
-            given = settings.redis.secret
-            self._share(settings, registry, keyring, member, given.get_secret_value() if given else secret)
+            self._share(settings, registry, keyring, member, secret)
         self._drains = drains
         queue = QueueMetrics(metrics)
         self.admission = Admission(

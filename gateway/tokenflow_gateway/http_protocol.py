@@ -129,8 +129,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(_TOO_LARGE)
-        elif self._head_timer is None and self.cycle.response_complete and not self.transport.is_closing():
-            self._expect_head()  # what came begins no request: uvicorn waits for none any more
+        elif self._head_timer is None and self._waits_for_head() and not self.transport.is_closing():
+            self._expect_head()
+
+    def _waits_for_head(self) -> bool:
+        """Whether the rest of one is to come, or all of it: then uvicorn's own time for that is over."""
+        return self._in_head or self.cycle.response_complete
 
     def _feed(self, data: bytes) -> None:
         """To the parser, which would leave HTTP with a request that offers an upgrade."""
@@ -235,7 +239,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return False
         if cycle.disconnected or cycle.response_complete:
             return False
-        self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n")
+        last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+        self.transport.write(last)
         cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:
@@ -264,8 +269,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.scope.setdefault("extensions", {})[CONNECTION] = self  # type: ignore[assignment]
         self._in_head = True
         self.gives_up = False
-        if self._head_timer is None:
-            self._expect_head()
 
     def on_url(self, url: bytes) -> None:
         if not self._deaf:

@@ -38,10 +38,10 @@ CONFIRM_WITHIN_S = 5.0
 class _Closing(NamedTuple):
     """A stream whose engine has been told of its end."""
 
+    stream: Stream
     since: float
     accounted: int
     """Tokens that were counted as generated at the end."""
-    timer: asyncio.TimerHandle
 
 
 class Lifecycle:
@@ -59,7 +59,8 @@ class Lifecycle:
         self._metrics = metrics
         self._upstream = upstream
         self._links: dict[str, EngineLink] = {}
-        self._closing: dict[str, _Closing] = {}
+        self._closing: dict[str, _Closing] = {}  # by age
+        self._overdue: asyncio.TimerHandle | None = None  # for the eldest of them, or one that was
         self._tasks: set[asyncio.Task[None]] = set()
         self._all_told = asyncio.Event()
         self._all_told.set()
@@ -84,9 +85,9 @@ class Lifecycle:
         """The request is over for the client, for whatever reason; the engine is told."""
         stream.end = end
         stream.ended = time.monotonic()
-        self._metrics.stream_ended(stream, end)
         if stream.streaming and end != "retried":  # that one's reader goes on with the next stream
-            self._readers.ended(stream.rid, stream.reader, now=time.monotonic())
+            self._readers.ended(stream.rid, stream.reader, now=stream.ended)
+        self._metrics.stream_ended(stream, end)
         link = self._links.get(stream.engine.name)
         if link is not None and link.closed(stream.rid, end):
             self._await_confirmation(stream)
@@ -107,8 +108,9 @@ class Lifecycle:
 
     async def aclose(self) -> None:
         """Let go of everything that is still waited for."""
-        for rid, closing in list(self._closing.items()):
-            closing.timer.cancel()
+        if self._overdue is not None:
+            self._overdue.cancel()
+        for rid in list(self._closing):
             self._remove(rid)
         for task in list(self._tasks):
             task.cancel()
@@ -134,7 +136,6 @@ class Lifecycle:
             return
         stream.counted = max(stream.counted or 0, aborted.generated)
         self._remove(aborted.rid)
-        closing.timer.cancel()
         if stream.engine_is_done:
             self._compare_counts(stream, aborted)
             return
@@ -159,11 +160,24 @@ class Lifecycle:
             )
 
     def _await_confirmation(self, stream: Stream) -> None:
-        timer = asyncio.get_running_loop().call_later(CONFIRM_WITHIN_S, self._give_up, stream)
-        self._closing[stream.rid] = _Closing(time.monotonic(), stream.generated, timer)
+        self._closing[stream.rid] = _Closing(stream, time.monotonic(), stream.generated)
+        if self._overdue is None:
+            self._overdue = asyncio.get_running_loop().call_later(CONFIRM_WITHIN_S, self._look_for_overdue)
+
+    def _look_for_overdue(self) -> None:
+        """Give up on those who have waited for long enough, and look again when the next one has."""
+        self._overdue = None
+        now = time.monotonic()
+        while self._closing:
+            closing = next(iter(self._closing.values()))
+            left_s = closing.since + CONFIRM_WITHIN_S - now
+            if left_s > 0:
+                self._overdue = asyncio.get_running_loop().call_later(left_s, self._look_for_overdue)
+                return
+            self._give_up(closing.stream)
 
     def _give_up(self, stream: Stream) -> None:
-        self._closing.pop(stream.rid, None)
+        del self._closing[stream.rid]
         self._remove(stream.rid)
         if not stream.engine_is_done:
             self._metrics.aborts.labels("unconfirmed").inc()

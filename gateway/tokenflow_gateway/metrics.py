@@ -142,7 +142,7 @@ class Metrics:
         )
         self.progress_forwarded = Counter(
             "tokenflow_progress_forwarded",
-            "Requests with progress reports that came to another worker than their stream's.",
+            "Requests with progress reports that came to another worker or gateway than their stream's.",
             registry=self.registry,
         )
         self.progress_clamped = Counter(
@@ -217,10 +217,11 @@ class Metrics:
         if stream.prompt_tokens:
             of_engine.prompt.inc(stream.prompt_tokens)
         now = time.monotonic()
-        of_engine.duration.observe(now - stream.started)
+        if end != "retried":
+            of_engine.duration.observe(now - stream.started)
         if stream.ttft_s is not None:
             of_engine.ttft.observe(stream.ttft_s)
-        if stream.streaming:
+        if stream.streaming and end != "retried":
             _note_pace(of_engine, stream, end, now)
 
     def response_begun(self, route: str, status: int | None) -> None:
@@ -254,9 +255,8 @@ class Metrics:
 
 
 def _note_pace(of_engine: _OfEngine, stream: Stream, end: End, now: float) -> None:
-    track = stream.reader
-    track.leads.look(track.shape.tokens, track.estimate(now).consumed)
-    of_engine.effective.inc(track.leads.effective_tokens())
+    """Once its reader has been looked at for the last time."""
+    of_engine.effective.inc(stream.reader.leads.effective_tokens())
     if end == "finished" and stream.first_token is not None and stream.delivered > 1:
         of_engine.time_per_token.observe((now - stream.first_token) / (stream.delivered - 1))
 

@@ -34,7 +34,6 @@ __all__ = ["serve", "server_for"]
 
 _log = structlog.stdlib.get_logger("tokenflow.gateway")
 
-_BACKLOG = 2048
 _GC_THRESHOLDS = (2_000, 5, 10)
 """Requests leave few cycles: the youngest objects are looked at for them less often than Python's 700."""
 _FILES_PER_CONNECTION = 2
@@ -148,7 +147,10 @@ def _connections_within_limit(wanted: int) -> int:
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """The listening socket, bound before anything else so that a taken port is one clear line."""
+    """The socket to listen on, bound before anything else so that a taken port is one clear line.
+
+    uvicorn listens once the gateway can answer: until then connections are refused, and proxies ask another.
+    """
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -169,7 +171,6 @@ def _listen(settings: Settings) -> socket.socket:
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}; "
             "stop what uses it, or choose another with --port or TOKENFLOW_PORT"
         ) from error
-    listener.listen(_BACKLOG)
     listener.set_inheritable(True)
     return listener
 

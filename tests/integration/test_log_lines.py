@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import logging
 from collections.abc import Iterator
 
 import pytest
-import structlog
 
 from support import scenarios
 from support.gateway import RunningGateway, eventually, running_gateway
 from support.plugin_stand_in import PluginStandIn
 from support.replay_engine import Never, ReplayEngine, Script, Send
+from support.served_logs import logging_as_served
 from support.wire import text_chunk
-from tokenflow_gateway.logs import configure_logging
-from tokenflow_gateway.relay.keepalive import KeepAlive
+from tokenflow_gateway.relay.delivery import Delivery
 
 CHAT = "/v1/chat/completions"
 SECRET_PROMPT, SECRET_ANSWER = "what nobody else may read", "nor this"
@@ -27,13 +25,9 @@ SECRET_PROMPT, SECRET_ANSWER = "what nobody else may read", "nor this"
 def log(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
     """What goes to standard error."""
     written = io.StringIO()
-    before, kept = structlog.get_config(), logging.getLogger().handlers[:]
     monkeypatch.setattr("sys.stderr", written)
-    configure_logging("info", "json")
-    yield written
-    structlog.configure(**before)
-    logging.getLogger().handlers = kept
-    logging.getLogger().setLevel(logging.WARNING)
+    with logging_as_served():
+        yield written
 
 
 def lines(log: io.StringIO) -> list[dict[str, object]]:
@@ -60,10 +54,10 @@ async def test_each_line_of_a_request_has_its_id_and_none_its_text(
 ) -> None:
     """Also what the link, a background task of it, and a fault in it say."""
 
-    async def fails(_self: KeepAlive) -> None:
+    def fails(_self: Delivery, _data: bytes) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(KeepAlive, "_speak", fails)
+    monkeypatch.setattr(Delivery, "interject", fails)
     scripts = scenarios.recordings("models")
     scripts |= {
         "/v1/models": scripts["models"],

@@ -12,6 +12,8 @@ from pathlib import Path
 __all__ = ["install"]
 
 _FILE = ["compose", "-f", "docker/compose.gpu.yaml"]
+_UP = Path("docker/is-up")
+"""Left in the clone once the topology has been asked for."""
 
 
 def install(folder: Path) -> None:
@@ -26,7 +28,9 @@ def main(arguments: list[str]) -> None:
         sys.exit(f"not what the topology was started with: {arguments}")
     match arguments[3:]:
         case ["up", "--build", "--detach", "--wait"]:
-            return
+            _UP.touch()
+        case ["exec", _, *_] if not _UP.exists():
+            sys.exit("nothing is up")
         case ["exec", "gateway-1" | "gateway-2", "tokenflow", *command]:
             argv = [sys.executable, "-m", "tokenflow_gateway.cli", *command]
             os.execv(argv[0], argv)  # noqa: S606  # a list, no shell

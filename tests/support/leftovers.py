@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -20,6 +21,9 @@ from tokenflow_gateway.relay.engine_answer import EngineAnswer
 from tokenflow_gateway.relay.exchange import Exchange
 from tokenflow_gateway.relay.guard import RequestGuard
 from tokenflow_gateway.relay.stream import Stream
+from tokenflow_gateway.tenants.admission import Ticket
+from tokenflow_gateway.tenants.fair_queue import Waiting
+from tokenflow_gateway.tenants.limits import LocalLimits
 
 __all__ = ["Leftovers", "looking_for_leftovers", "open_files"]
 
@@ -27,8 +31,8 @@ PATIENCE_S = 2.0
 """For what is let go of to be gone."""
 _POOLED = 4
 """Connections to the engine that may stay: the pool's, that of an abort, and those of probes."""
-_OF_THE_POOL = "EngineConnection.close"
-"""The timer of a connection that nobody uses: as many as there are such connections."""
+_OF_ALL = ("EnginePool._drop_idle", "Lifecycle._look_for_overdue")
+"""Timers of which there is one for all requests, until it finds nothing any more."""
 
 
 def open_files() -> int:
@@ -36,7 +40,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd")) - 1  # the listing's own
 
 
-_OF_ONE_REQUEST = (Exchange, Stream, Delivery, RequestGuard, EngineAnswer)
+_OF_ONE_REQUEST = (Exchange, Stream, Delivery, RequestGuard, EngineAnswer, Ticket, Waiting)
 
 
 class Leftovers:
@@ -77,7 +81,8 @@ class Leftovers:
             ),
             *(f"gauge {name}: {value}" for name, value in self._gauges_now() ^ self._gauges),
             *(f"task {task.get_coro()}" for task in asyncio.all_tasks() - self._tasks),
-            *(f"timer of {owner}" for owner in _timers() if owner != _OF_THE_POOL),
+            *(f"timer of {owner}" for owner in (Counter(_timers()) - Counter(_OF_ALL)).elements()),
+            *self.of_entry(),
             *self._of_engine(),
             *self._of_plugin(),
         ]
@@ -95,13 +100,22 @@ class Leftovers:
         samples = [sample for family in families if family.type == "gauge" for sample in family.samples]
         return {(f"{sample.name}{sample.labels}", sample.value) for sample in samples if sample.value}
 
+    def of_entry(self) -> Iterator[str]:
+        """Places in the queue, and shares of limits."""
+        fleet = self._gateway.app.fleet
+        assert isinstance(fleet.limits, LocalLimits)
+        yield from (
+            f"{count} of class {name} wait" for name, count in fleet.admission.waiting.items() if count
+        )
+        for name, (_, _, requests) in fleet.limits.statistics().items():
+            if requests:
+                yield f"{requests} requests of {name} are open"
+
     def _of_engine(self) -> Iterator[str]:
         asked = [seen for seen in self._engine.requests if seen.method == "POST"]
         yield from (f"the engine works on {seen.path}" for seen in asked if not seen.done.is_set())
         if self._engine.open_connections > _POOLED:
             yield f"{self._engine.open_connections} connections to the engine"
-        if (timers := list(_timers()).count(_OF_THE_POOL)) > self._engine.open_connections:
-            yield f"{timers} timers of {_OF_THE_POOL}"
         if (files := self._other_files()) != self._files:
             yield f"{files - self._files} more file descriptors"
 

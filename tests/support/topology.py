@@ -1,7 +1,7 @@
 """What docker/compose.gpu.yaml starts, as processes of this machine: proxy, two gateways, Redis, engines.
 
-The proxy runs with the very template that compose ships, the gateways with the very settings; only addresses,
-ports and paths are other ones. Engines are recordings, without the plugin.
+The proxy runs with the very files that compose ships, the gateways with the very settings; only addresses,
+ports and paths are other ones. Engines are recordings, without the plugin, unless the caller has others.
 """
 
 from __future__ import annotations
@@ -10,36 +10,37 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
+import pytest
 import yaml
 
 from support.deployment import DOCKER, ROOT
-from support.redis_server import RedisServer, redis_server
+from support.redis_server import RedisServer, needs_redis, redis_server
 from tokenflow_bench.processes import find_nginx
 
-__all__ = ["Part", "Topology", "topology"]
+__all__ = ["READY_S", "Part", "Topology", "needs_topology", "topology"]
+
+needs_topology = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(find_nginx() is None, reason="nginx is missing: apt-get install nginx-light"),
+    needs_redis,
+    pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is missing: apt-get install openssl"),
+]
 
 READY_S = 30.0
-_NGINX = """
-daemon off; pid {folder}/nginx.pid; error_log stderr warn; worker_processes 1; {user}
-events {{ worker_connections 512; }}
-http {{
-  access_log off;
-  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxied;
-  fastcgi_temp_path {folder}/fastcgi; uwsgi_temp_path {folder}/uwsgi; scgi_temp_path {folder}/scgi;
-  include {folder}/tokenflow.conf;
-}}
-"""
+_PROXYS_FOLDERS = re.compile(r"/etc/nginx/conf\.d\b|/var/log/nginx\b|/tmp\b")
 
 
 @dataclass
@@ -54,6 +55,8 @@ class Part:
     folder: Path
     verify: Path | None = None
     """Whom to trust, where it speaks TLS."""
+    stop: int = signal.SIGKILL
+    """Ends it at once, and all of it."""
     process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -81,8 +84,13 @@ class Part:
         runtime = self.folder / "run"
         runtime.mkdir(mode=0o700, exist_ok=True)
         path = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "bench"), os.environ.get("PYTHONPATH", "")])
-        own = {"TOKENFLOW_HOME": str(self.folder), "TOKENFLOW_RUNTIME_DIR": str(runtime), "PYTHONPATH": path}
-        return {**os.environ, **own}
+        return {
+            **os.environ,
+            "TOKENFLOW_HOME": str(self.folder),
+            "TOKENFLOW_RUNTIME_DIR": str(runtime),
+            "TOKENFLOW_STATE_DIR": str(self.folder / "state"),
+            "PYTHONPATH": path,
+        }
 
     async def end(self, signum: int = signal.SIGTERM) -> None:
         """Tell it to end, and wait until it has."""
@@ -115,11 +123,21 @@ class Topology:
 
 
 @asynccontextmanager
-async def topology(folder: Path, *, tokens_per_s: float) -> AsyncIterator[Topology]:
-    """Each engine says its recordings at this pace, to any number of clients."""
-    engines = [_engine(folder, number, tokens_per_s) for number in (1, 2)]
-    gateways = [_gateway(folder, number, engines) for number in (1, 2)]
+async def topology(
+    folder: Path,
+    *,
+    tokens_per_s: float | None = None,
+    settings: Mapping[str, Any] | None = None,
+    shared: bool = True,
+) -> AsyncIterator[Topology]:
+    """Each engine says its recordings at this pace, to any number of clients; None: `settings` names others.
+
+    `settings`: more of the gateways' than compose ships. Unless `shared` they know of no Redis.
+    """
+    engines = [] if tokens_per_s is None else [_engine(folder, number, tokens_per_s) for number in (1, 2)]
     with redis_server(folder) as redis:
+        more = {**(settings or {}), **({"redis": {"url": redis.url}} if shared else {})}
+        gateways = [_gateway(folder, number, engines, more) for number in (1, 2)]
         running = Topology(_proxy(folder, gateways), redis, gateways, engines)
         try:
             await asyncio.gather(*(engine.start() for engine in engines))
@@ -129,8 +147,7 @@ async def topology(folder: Path, *, tokens_per_s: float) -> AsyncIterator[Topolo
         finally:
             for part in running.parts:
                 if part.process is not None and part.process.poll() is None:
-                    part.process.kill()
-                    part.process.wait()
+                    await part.end(part.stop)
 
 
 def _engine(folder: Path, number: int, tokens_per_s: float) -> Part:
@@ -139,14 +156,14 @@ def _engine(folder: Path, number: int, tokens_per_s: float) -> Part:
     return Part(f"engine-{number}", command, f"http://127.0.0.1:{port}", "/ready", folder)
 
 
-def _gateway(folder: Path, number: int, engines: list[Part]) -> Part:
+def _gateway(folder: Path, number: int, engines: list[Part], more: Mapping[str, Any]) -> Part:
     port, name = _free_port(), f"gateway-{number}"
     settings = yaml.safe_load((DOCKER / "gateway.gpu.yaml").read_text()) | {
         "engines": [{"url": engine.url, "id": engine.name, "link": "off"} for engine in engines],
         "host": "127.0.0.1",
         "port": port,
         "gateway_id": name,
-        "redis": {"url": f"unix://{folder}/redis.sock"},
+        **more,
     }
     config = folder / f"{name}.yaml"
     config.write_text(yaml.safe_dump(settings))
@@ -166,10 +183,13 @@ def _proxy(folder: Path, gateways: list[Part]) -> Part:
     }
     template = (DOCKER / "nginx/tokenflow.conf.template").read_text()
     (folder / "tokenflow.conf").write_text(re.sub(r"\$\{(\w+)\}", lambda found: values[found[1]], template))
+    main = _PROXYS_FOLDERS.sub(str(folder), (DOCKER / "nginx/nginx.conf").read_text())
+    (folder / "nginx.conf").write_text(main)
     user = "user root;" if os.getuid() == 0 else ""
-    (folder / "nginx.conf").write_text(_NGINX.format(folder=folder, user=user))
-    command = [binary, "-c", str(folder / "nginx.conf"), "-p", str(folder), "-e", "stderr"]
-    return Part("proxy", command, f"https://localhost:{port}", "/health/live", folder, verify=certificate)
+    command = [binary, "-c", str(folder / "nginx.conf"), "-g", f"daemon off; {user}", "-e", "stderr"]
+    url = f"https://localhost:{port}"
+    # Killed, it would leave its workers.
+    return Part("proxy", command, url, "/health/live", folder, verify=certificate, stop=signal.SIGTERM)
 
 
 def _certificate(folder: Path) -> Path:

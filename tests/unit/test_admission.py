@@ -23,9 +23,12 @@ class Rooms(Placement):
     def __init__(self) -> None:
         super().__init__()
         self.free = 0
+        self.least_ttft_s = 0.0
+        """Streams with less would come too late, but for those that go before some class."""
 
     def choose(self, engines: list[Engine], wish: Wish, now: float) -> Engine | None:
-        return engines[0] if self.free > 0 else None
+        in_time = wish.ttft_s >= self.least_ttft_s or wish.behind
+        return engines[0] if engines and self.free > 0 and in_time else None
 
 
 ENGINE = Engine(EngineConfig(url="http://127.0.0.1:1"), healthy=True)
@@ -35,6 +38,7 @@ class Hall:
     def __init__(self, **settings: object) -> None:
         self.rooms = Rooms()
         self.sent = 0
+        self.now = 0.0
         self.outcomes: list[str] = []
         floors = settings.pop("floors", {})
         self.admission = Admission(
@@ -43,6 +47,7 @@ class Hall:
             self._sent,
             floors=floors,
             count=lambda sla, outcome, _s: self.outcomes.append(outcome),
+            clock=lambda: self.now,
         )
 
     def _sent(self, _engine: Engine) -> None:
@@ -65,7 +70,7 @@ class Hall:
                 user="",
                 cost=100.0,
                 ttft_s=ttft_s,
-                wish=Wish(ttft_s=ttft_s),
+                wish=Wish(ttft_s=ttft_s, behind=frozenset({"bronze"} if sla == "gold" else ())),
                 pool="m",
                 engines=self.engines,
             )
@@ -150,6 +155,51 @@ async def test_who_leaves_while_waiting_frees_its_place_and_takes_no_turn() -> N
         assert await staying == "b"
         assert hall.sent == 1
         assert hall.outcomes == ["full", "left", "waited"]
+
+
+async def test_who_is_patient_does_not_keep_an_engine_full_that_an_urgent_one_waits_for() -> None:
+    async with Hall().open() as hall:
+        hall.rooms.free, hall.rooms.least_ttft_s = 5, 10.0
+        await hall.enter("patient", ttft_s=60)  # nobody waits
+        urgent = asyncio.create_task(hall.enter("urgent", ttft_s=1))
+        await hall.until_waiting(1)
+        patient = asyncio.create_task(hall.enter("patient", ttft_s=60))
+        await hall.until_waiting(2)
+        hall.rooms.least_ttft_s = 0.0
+        hall.admission.changed()
+        assert await urgent == "urgent"
+        assert await patient == "patient"
+
+
+async def test_a_heavier_class_passes_a_lighter_one_but_none_that_has_waited_for_long() -> None:
+    async with Hall(max_wait_s=60).open() as hall:
+        hall.rooms.free, hall.rooms.least_ttft_s = 9, 10.0
+        bronze = asyncio.create_task(hall.enter("b", "bronze"))
+        await hall.until_waiting(1)
+        hall.now = 29.0
+        for _ in range(3):
+            await hall.enter("g", "gold", weight=8)
+        hall.now = 31.0
+        gold = asyncio.create_task(hall.enter("g", "gold", weight=8))
+        await hall.until_waiting(2)
+        assert hall.sent == 3
+        hall.rooms.least_ttft_s = 0.0
+        hall.admission.changed()
+        await asyncio.gather(bronze, gold)
+
+
+async def test_who_need_not_wait_is_served_though_the_queue_is_full() -> None:
+    async with Hall(max_waiting=1).open() as hall:
+        hall.rooms.free, hall.rooms.least_ttft_s = 9, 10.0
+        bronze = asyncio.create_task(hall.enter("b", "bronze"))
+        await hall.until_waiting(1)
+        await hall.enter("g", "gold", weight=8)
+        with pytest.raises(QueueFull):
+            await hall.enter("b", "bronze", ttft_s=60)
+        hall.make_room(100)
+        hall.rooms.least_ttft_s = 0.0
+        await bronze
+        assert hall.outcomes == ["at_once", "full", "waited"]
 
 
 async def test_a_full_queue_turns_away_with_a_reason() -> None:

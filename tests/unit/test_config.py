@@ -55,6 +55,8 @@ def test_engines_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             f"engines: [{URL}]\nroutes: {{/v1/embeddings: {{timeouts: {{idle: 1}}}}}}",
             "routes./v1/embeddings.timeouts.idle: Extra inputs are not permitted",
         ),
+        (f"engines: [{URL}]\nredis: {{url: 'http://redis'}}", "redis.url: not a URL such as redis://"),
+        (f"engines: [{URL}]\nredis: {{url: 'redis://:pa/ss@redis'}}", "redis.url: no valid port: are the"),
         (f"engines: [{URL}]\ntenants: {{a/b: {{}}}}", "tenants: 'a/b' is no name"),
         (
             f"engines: [{URL}]\ntenants: {{acme: {{classes: [gold]}}}}",

@@ -130,6 +130,19 @@ def test_a_gateway_has_time_for_its_grace() -> None:
                 assert int(fields["stop_grace_period"].removesuffix("s")) > grace_s + 5
 
 
+def test_the_proxy_has_connections_for_all_clients_that_the_gateways_take() -> None:
+    main = (DOCKER / "nginx/nginx.conf").read_text()
+    workers, files, connections = (
+        int(re.findall(rf"^ *{name} (\d+);", main, re.MULTILINE)[0])
+        for name in ("worker_processes", "worker_rlimit_nofile", "worker_connections")
+    )
+    there = services("compose.gpu.yaml")
+    clients = 2 * load_settings(DOCKER / "gateway.gpu.yaml").max_connections
+    assert workers * connections >= 2 * clients, "one to the client, one to the gateway"
+    assert connections < files <= there["proxy"]["ulimits"]["nofile"]
+    assert workers == int(there["proxy"]["deploy"]["resources"]["limits"]["cpus"])
+
+
 def test_prometheus_asks_the_gateways_that_there_are() -> None:
     config = yaml.safe_load((DOCKER / "prometheus/prometheus.yml").read_text())
     targets = config["scrape_configs"][0]["static_configs"][0]["targets"]

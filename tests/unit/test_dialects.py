@@ -18,7 +18,7 @@ from tokenflow_gateway.relay.errors import (
     NotServed,
 )
 from tokenflow_gateway.relay.request import Body, parse_object, read_reader
-from tokenflow_gateway.relay.routes import check_route, route_of
+from tokenflow_gateway.relay.routes import check_route, response_of, route_of
 
 MESSAGES, RESPONSES = DIALECTS["/v1/messages"], DIALECTS["/v1/responses"]
 STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
@@ -223,11 +223,28 @@ def test_a_message_leaves_as_it_came_and_is_named_beside_it() -> None:
 
 def test_a_response_is_named_in_its_body_as_a_response_is() -> None:
     body = b'{"model":"m","input":"x","request_id":"mine"}'
-    rid = RESPONSES.new_rid()
-    sent = json.loads(RESPONSES.upstream_body(body, parse_object(body), rid=rid, stream=True))
-    assert sent == {"model": "m", "input": "x", "request_id": rid}
-    assert rid.startswith("resp_")
-    assert RESPONSES.upstream_body(body, parse_object(body), rid=None, stream=True) is body
+    sent = json.loads(RESPONSES.upstream_body(body, parse_object(body), rid="resp_1", stream=True))
+    assert sent == {"model": "m", "input": "x", "request_id": "resp_1"}
+    assert RESPONSES.rid_prefix == "resp_"
+
+
+def test_a_response_of_an_engine_that_is_told_no_names_has_none_of_its_clients() -> None:
+    body = b'{"model":"m","input":"x","request_id":"mine"}'
+    sent = json.loads(RESPONSES.upstream_body(body, parse_object(body), rid=None, stream=True))
+    assert sent == {"model": "m", "input": "x"}
+    plain = b'{ "model":"m","input":"x" }'
+    assert RESPONSES.upstream_body(plain, parse_object(plain), rid=None, stream=True) is plain
+
+
+def test_what_a_response_goes_on_from_is_read() -> None:
+    read = RESPONSES.read_fields
+    assert read(body_of({"previous_response_id": "resp_1"})).continues == "resp_1"
+    assert read(body_of({"previous_response_id": None})).continues is None
+    assert read(body_of({})).continues is None
+    with pytest.raises(BadRequest, match="previous_response_id"):
+        read(body_of({"previous_response_id": 1}))
+    with pytest.raises(BadRequest, match="more than once"):
+        parse_object(b'{"previous_response_id": "a", "previous_response_id": "b"}')
 
 
 def test_what_runs_in_the_background_is_not_followed() -> None:
@@ -328,4 +345,20 @@ def test_routes_have_few_names() -> None:
     assert (
         route_of("/v1/responses/resp_1") == route_of("/v1/responses/resp_2") == "/v1/responses/{response_id}"
     )
+    assert route_of("/v1/responses/resp_1/cancel") == "/v1/responses/{response_id}/cancel"
     assert route_of("/v1/nothing") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/v1/responses/resp_1", "resp_1"),
+        ("/v1/responses/resp_1/cancel", "resp_1"),
+        ("/v1/responses/cancel", "cancel"),
+        ("/v1/responses", None),
+        ("/v1/responses/..", None),
+        ("/v1/embeddings", None),
+    ],
+)
+def test_a_path_may_name_a_response(path: str, named: str | None) -> None:
+    assert response_of(path) == named

@@ -80,6 +80,27 @@ def test_classes_share_by_weight_and_none_starves() -> None:
     assert served["bronze"] == 5
 
 
+def test_of_two_whose_turn_it_is_the_heavier_one_goes() -> None:
+    queue = FairQueue()
+    queue.push(waiting("b", "bronze"))
+    queue.push(waiting("g", "gold", weight=9.0))
+    assert [one.sla for one in taken(queue, 2)] == ["gold", "bronze"]
+
+
+def test_of_one_pool_only_the_first_is_asked_for() -> None:
+    queue, asked = FairQueue(), []
+
+    def nothing_fits(one: Waiting) -> bool:
+        asked.append(one)
+        return False
+
+    for user in range(50):
+        queue.push(waiting(user=str(user)))
+        queue.push(waiting(user=str(user), pool="other"))
+    assert queue.take(nothing_fits) is None
+    assert [one.pool for one in asked] == ["m", "other"]
+
+
 def test_users_of_a_tenant_take_turns_within_its_share() -> None:
     queue = FairQueue()
     for _ in range(20):
@@ -148,3 +169,32 @@ def test_whatever_happens_all_are_served_once_or_gone(steps: list[tuple[str, str
         assert len(queue) == len(here)
     rest = taken(queue, len(here) + 1)
     assert sorted(map(id, rest)) == sorted(map(id, here))
+
+
+_FLOWS = st.tuples(st.sampled_from("xy"), st.sampled_from("abc"), st.integers(1, 500))
+
+
+@given(st.lists(_FLOWS, max_size=20), st.lists(_FLOWS, max_size=20))
+def test_who_was_served_at_once_has_had_a_turn_like_others(
+    before: list[tuple[str, str, int]], crowd: list[tuple[str, str, int]]
+) -> None:
+    waited, passed = FairQueue(), FairQueue()
+    for sla, tenant, cost in before:
+        waited.push(waiting(tenant, sla, cost=cost))
+        assert waited.take(everybody) is not None
+        assert passed.at_once(waiting(tenant, sla, cost=cost), everybody)
+    orders = []
+    for queue in (waited, passed):
+        for sla, tenant, cost in crowd:
+            queue.push(waiting(tenant, sla, cost=cost))
+        orders.append([(one.sla, one.tenant, one.cost) for one in taken(queue, len(crowd))])
+    assert orders[0] == orders[1]
+    assert len(waited) == len(passed) == 0
+
+
+def test_nobody_is_served_at_once_past_those_who_wait_or_without_room() -> None:
+    queue = FairQueue()
+    assert not queue.at_once(waiting(), lambda _waiting: False)
+    queue.push(waiting("first"))
+    assert not queue.at_once(waiting("second"), everybody)
+    assert [one.tenant for one in taken(queue, 2)] == ["first"]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import os
 import sqlite3
 import stat
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from support.gateway import eventually
 from tokenflow_gateway.relay.errors import Unauthorized
 from tokenflow_gateway.store.keys import KeyStore, UnknownKey
 from tokenflow_gateway.store.sqlite import StoreError
-from tokenflow_gateway.tenants.keyring import Keyring
+from tokenflow_gateway.tenants.keyring import Keyring, KeyWatch
 from tokenflow_gateway.tenants.keys import ApiKey, KeyRecord, new_key, parse_key
 from tokenflow_gateway.tenants.model import Limits
 
@@ -244,3 +247,32 @@ def test_what_is_no_database_is_refused_in_words(path: Path) -> None:
     path.write_text("not a database, but longer than its header would have to be " * 20)
     with pytest.raises(StoreError, match=r"keys\.sqlite3: file is not a database"):
         KeyStore(path)
+
+
+async def test_the_store_is_not_closed_while_a_thread_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite does not survive that: the whole process would go down as the gateway ends."""
+    reading, go_on = threading.Event(), threading.Event()
+    done: list[str] = []
+    whole = KeyStore.close
+
+    def changed(_store: KeyStore) -> bool:
+        reading.set()
+        go_on.wait(10)
+        done.append("read")
+        return False
+
+    def close(store: KeyStore) -> None:
+        done.append("closed")
+        whole(store)
+
+    monkeypatch.setattr(KeyStore, "changed", changed)
+    monkeypatch.setattr(KeyStore, "close", close)
+    watching = asyncio.create_task(KeyWatch(Keyring(), tmp_path).run())
+    assert await asyncio.to_thread(reading.wait, 10)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    go_on.set()
+    await eventually(lambda: len(done) == 2, "read, and closed")
+    assert done == ["read", "closed"]

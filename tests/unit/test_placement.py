@@ -56,9 +56,9 @@ def engine(port: int, *, streams: int = 0, linked: bool = False, **figures: obje
 def busy(port: int, *, waiting: int, per_s: float) -> Engine:
     """An engine in which so many wait, and so many begin in a second."""
     made = engine(port, linked=True, waiting=waiting)
-    for second in range(1, 20):
-        made.stats = stats(waiting=waiting, started_total=int(per_s * second))
-        made.load.note_stats(made.stats, float(second))
+    for step in range(1, 20 * 5):
+        made.stats = stats(waiting=waiting, started_total=int(per_s * step / 5))
+        made.load.note_stats(made.stats, step / 5)
     return made
 
 
@@ -71,9 +71,15 @@ def test_slack_comes_before_affinity_and_load() -> None:
 
 
 def test_all_too_late_is_none_and_a_longer_target_is_not() -> None:
-    late = busy(1, waiting=10, per_s=5)  # two seconds
+    late = busy(1, waiting=10, per_s=14)  # 0.7 s
     assert Placement().choose([late], Wish(ttft_s=1.0), 19.0) is None
-    assert Placement().choose([late], Wish(ttft_s=5.0), 19.0) is late
+    assert Placement().choose([late], Wish(ttft_s=2.0), 19.0) is late
+
+
+def test_however_patient_a_stream_is_it_waits_here_and_not_in_an_engine_with_enough_to_do() -> None:
+    made = busy(1, waiting=10, per_s=5)
+    assert Placement().choose([made], Wish(ttft_s=600.0), 19.0) is None
+    assert Placement().choose([busy(1, waiting=10, per_s=20)], Wish(ttft_s=600.0), 19.0) is not None
 
 
 def test_a_few_may_always_wait_in_an_engine() -> None:
@@ -111,10 +117,13 @@ def test_an_engine_with_places_takes_a_whole_burst_at_once() -> None:
 
 
 def test_classes_that_come_later_do_not_hold_up_one_that_comes_first() -> None:
-    made = engine(1, linked=True, waiting=50, waiting_by={"bronze": 48, "gold": 2})
+    crowd = {"linked": True, "waiting": 50, "waiting_by": {"bronze": 48, "gold": 2}}
+    made = engine(1, policy="adaptive:least_s=1", **crowd)
     gold = Wish(ttft_s=0.5, behind=frozenset({"bronze"}))
     assert Placement().choose([made], gold, 1.0) is made
     assert Placement().choose([made], Wish(ttft_s=0.5), 1.0) is None
+    for policy in ("fcfs", "tokenflow"):  # in which all would come before it
+        assert Placement().choose([engine(1, policy=policy, **crowd)], gold, 1.0) is None
 
 
 def test_an_engine_without_plugin_has_room_for_everybody() -> None:
@@ -197,6 +206,26 @@ def test_the_breaker_opens_after_three_failures_in_a_row_and_tries_again() -> No
     assert breaker.opened == 2
 
 
+def test_a_trial_whose_client_leaves_is_followed_by_another() -> None:
+    breaker = Breaker()
+    for _ in range(3):
+        breaker.failed(10.0)
+    breaker.sent(11.0)
+    assert not breaker.allows(11.1)
+    breaker.unheard()
+    assert breaker.allows(11.1)
+
+
+def test_what_is_sent_to_an_open_one_for_want_of_another_is_no_trial() -> None:
+    breaker = Breaker()
+    for _ in range(3):
+        breaker.failed(10.0)
+    breaker.sent(10.5)
+    breaker.failed(10.6)
+    assert breaker.state(10.7) == "open"
+    assert breaker.allows(11.0)
+
+
 def test_an_engine_with_an_open_breaker_is_asked_only_where_there_is_no_other() -> None:
     failing, well = engine(1), engine(2, streams=9)
     for _ in range(3):
@@ -213,11 +242,35 @@ def test_a_draining_engine_gets_nothing_new() -> None:
         EngineRegistry([leaving]).pick("m")
 
 
+class Telling:
+    """An engine that tells five times a second how many have begun."""
+
+    def __init__(self) -> None:
+        self.load, self._now, self._begun = EngineLoad(), 0.0, 0
+
+    def begin(self, *, per_s: float, waiting: int, seconds: float = 20.0) -> None:
+        begun, since = self._begun, self._now
+        for step in range(1, int(5 * seconds) + 1):
+            self._now, self._begun = since + step / 5, begun + int(per_s * step / 5)
+            self.load.note_stats(stats(waiting=waiting, started_total=self._begun), self._now)
+
+
 def test_the_rate_of_beginnings_is_of_the_time_in_which_somebody_waited() -> None:
+    engine = Telling()
+    engine.begin(per_s=5, waiting=5)
+    assert engine.load.begins_in_s(10) == pytest.approx(2.0, rel=0.05)
+    engine.begin(per_s=0, waiting=0, seconds=90)  # nobody comes
+    assert engine.load.begins_in_s(10) == pytest.approx(2.0, rel=0.05)
+    engine.begin(per_s=10, waiting=0)  # many come, and wait for nothing
+    assert engine.load.begins_in_s(10) == pytest.approx(1.0, rel=0.05)
+    engine.begin(per_s=2, waiting=5)
+    assert engine.load.begins_in_s(10) == pytest.approx(5.0, rel=0.1)
+
+
+def test_a_burst_into_an_empty_engine_says_little_of_how_fast_a_full_one_begins() -> None:
     load = EngineLoad()
-    for second in range(10):
-        load.note_stats(stats(waiting=5, started_total=4 * second), float(second))
-    assert load.begins_in_s(8) == pytest.approx(2.0, rel=0.05)
-    for second in range(10, 100):  # nobody comes
-        load.note_stats(stats(started_total=36), float(second))
-    assert load.begins_in_s(8) == pytest.approx(2.0, rel=0.05)
+    load.note_stats(stats(), 0.0)
+    load.note_stats(stats(started_total=12, running=12), 0.2)
+    assert load.begins_in_s(4) > 0.5
+    load.note_stats(stats(started_total=13, running=12), 0.2001)  # two messages read at once
+    assert load.begins_in_s(4) > 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -20,9 +21,11 @@ from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.link.feed import ReaderFeed
 from tokenflow_gateway.readers.progress import ProgressReport
 from tokenflow_gateway.readers.registry import ReaderRegistry
-from tokenflow_gateway.relay.stream import Stream, new_rid
+from tokenflow_gateway.relay.stream import Stream
 
 PATIENCE_S = 10.0
+
+_numbers = itertools.count()
 
 
 def readers() -> ReaderRegistry:
@@ -33,8 +36,9 @@ def stream_on(engine: Engine) -> Stream:
     now = time.monotonic()
     track = readers().opened(tenant="t", user=None, reader="human", declared_rate=None, now=now)
     buffer = VirtualBuffer(rate=5.0, now=time.monotonic())
+    rid = f"tf-{next(_numbers)}"
     return Stream(
-        rid=new_rid(), request_id="r", route="/", model="m", engine=engine, reader=track, engine_copy=buffer
+        rid=rid, request_id="r", route="/", model="m", engine=engine, reader=track, engine_copy=buffer
     )
 
 

@@ -51,6 +51,13 @@ def test_age_places_a_report_in_the_past() -> None:
     assert made.estimate(10.0).consumed >= 2.0
 
 
+@pytest.mark.parametrize(("declared", "taken"), [(1000.0, 10.0), (8.0, 8.0), (1.0, 6.0)])
+def test_reports_declare_no_rate_that_the_class_may_not(declared: float, taken: float) -> None:
+    made = ReaderTrack(reader="human", declared_rate=9.0, rate_floor=6.0, max_rate=10.0, now=0.0)
+    made.progress([report(0, rate=declared)], 0.0)
+    assert made.estimate(0.0).rate == taken
+
+
 def test_hidden_is_a_pause_and_visible_its_end() -> None:
     made = track("a b c d e f g h", declared_rate=1.0)
     made.progress([report(0, tokens=1, visible=False)], 0.0)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tokenflow_gateway.relay.errors import (
+    EngineUnreachable,
     MethodNotAllowed,
     NoEngine,
     error_message,
@@ -75,5 +76,6 @@ def test_an_error_of_any_form_says_something(data: bytes, message: str) -> None:
 
 
 def test_an_error_brings_its_headers() -> None:
-    assert NoEngine("gone").headers() == [(b"retry-after", b"2")]
+    assert NoEngine("gone").headers() == [(b"retry-after", b"2"), (b"x-tokenflow-reason", b"no_engine")]
+    assert EngineUnreachable("lost").headers() == [(b"retry-after", b"2")]
     assert MethodNotAllowed("GET", "/x", ["POST", "PUT"]).headers() == [(b"allow", b"POST, PUT")]

@@ -76,6 +76,22 @@ async def test_an_end_is_told_to_who_counts() -> None:
         assert verdict.tokens.remaining == 0
 
 
+async def test_what_a_request_is_given_that_has_left_meanwhile_is_given_back() -> None:
+    subject = Subject("tenant:a", Limits(concurrent_streams=1))
+    async with crew() as (first, second, third):
+        taking = asyncio.create_task(take(second, subject))
+        async with asyncio.timeout(5):
+            while not first.local.statistics():  # noqa: ASYNC110 - a step of the loop at a time
+                await asyncio.sleep(0)
+        assert not taking.done(), "its answer is still on the way"
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        assert taking.cancelled()
+        await second.limits.aclose()
+        assert first.local.statistics()["tenant:a"][2] == 0
+        assert (await take(third, subject)).lease
+
+
 async def test_the_requests_of_a_worker_that_died_are_over_when_its_successor_begins() -> None:
     subject = Subject("tenant:a", Limits(concurrent_streams=2))
     async with crew() as (_first, second, third):

@@ -62,13 +62,14 @@ def test_what_was_told_of_counters_outlives_a_worker(tmp_path: Path) -> None:
     assert 'tokenflow_engine_kv_tokens{engine="e"} 6.0' in lines
 
 
-def test_a_capability_names_its_worker() -> None:
-    first, second = (Capabilities(b"key", worker=worker, workers=2) for worker in range(2))
+def test_a_capability_names_its_owner() -> None:
+    first, second = (Capabilities(b"key", owner=owner, others=lambda: ["0", "1"]) for owner in "01")
     granted = second.grant("tf-1")
-    assert (first.worker_of("tf-1", granted), second.worker_of("tf-1", granted)) == (1, 1)
+    assert (first.owner_of("tf-1", granted), second.owner_of("tf-1", granted)) == ("1", "1")
     assert (first.allows("tf-1", granted), second.allows("tf-1", granted)) == (False, True)
-    assert first.worker_of("tf-2", granted) is None
-    assert Capabilities(b"other", worker=0, workers=2).worker_of("tf-1", granted) is None
+    assert first.owner_of("tf-2", granted) is None
+    assert Capabilities(b"other", others=lambda: ["0", "1"]).owner_of("tf-1", granted) is None
+    assert Capabilities(b"key").owner_of("tf-1", granted) is None, "an owner that nobody knows of"
 
 
 async def test_a_worker_that_is_gone_or_silent_is_told_apart(

@@ -136,11 +136,12 @@ async def test_a_message_goes_to_the_engine_as_the_bytes_it_came_in(
 async def test_what_runs_in_the_background_is_the_engines_alone(
     gateway: RunningGateway, engine: ReplayEngine
 ) -> None:
+    """But for its name, which is the gateway's to give there, too."""
     engine.scripts["queued"] = document(b'{"status":"queued"}')
-    body = asks(RESPONSES, "queued", stream=False, background=True)
+    body = asks(RESPONSES, "queued", stream=False, background=True, request_id="mine")
     answer = await gateway.client.post("/v1/responses", json=body)
     assert answer.json() == {"status": "queued"}
-    assert "request_id" not in engine.requests[-1].json()
+    assert engine.requests[-1].json()["request_id"].startswith("resp_")
     assert gateway.metric("tokenflow_aborts_total", outcome="unlinked") == 0
 
 

@@ -37,12 +37,16 @@ from support.replay_engine import (
 from support.socket_client import SocketClient
 from support.transcripts import Transcript, load
 from support.wire import check_profile
+from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.lifecycle import Lifecycle
 from tokenflow_gateway.link.client import EngineLink
 from tokenflow_gateway.relay.delivery import Delivery
 from tokenflow_gateway.relay.guard import RequestGuard
 from tokenflow_gateway.relay.stream import StreamTable
 from tokenflow_gateway.relay.upstream import Upstream
+from tokenflow_gateway.tenants.admission_settings import AdmissionSettings
+from tokenflow_gateway.tenants.fair_queue import FairQueue
+from tokenflow_gateway.tenants.limits import LocalLimits
 
 CHAT = "/v1/chat/completions"
 DONE = b"data: [DONE]\n\n"
@@ -52,7 +56,8 @@ TIMED = "/v1/completions"
 """The route with short time-outs, where these are tried."""
 SHORT_S = 0.1
 CAP = 32 * 1024
-SETTINGS = {"max_body_bytes": 1500}
+SETTINGS = {"max_body_bytes": 1500, "usage": {"record": False}}
+"""The record of usage is a file, opened when there is something to write: not by one request for itself."""
 MOST_WAITS = 1000
 
 
@@ -72,6 +77,8 @@ class Shape:
     """Its body comes some time after the head."""
     busy: bool = False
     """The engine that is asked first is busy; there is another one."""
+    queued: bool = False
+    """It waits before the engine, which has room as soon as it does."""
     step: int = 1
     """Each so many waits; more than 1 where they are all alike."""
 
@@ -141,6 +148,11 @@ def timed(phase: str, script: Script, **settings: Any) -> Shape:
     return Shape(path=TIMED, model=phase, script=script, settings={"routes": route, **settings})
 
 
+ROOM, NO_ROOM = AdmissionSettings(engine_queue=1000), AdmissionSettings(engine_queue=1)
+LIMITED = {"tenants": {"anonymous": {"limits": {"concurrent_streams": 1, "tokens_per_minute": 10_000_000}}}}
+"""One request at a time, so that whatever keeps its share keeps out the next one."""
+QUEUEING = {**LIMITED, "admission": {"enabled": True, "engine_queue": ROOM.engine_queue}}
+
 SHAPES = {
     "stream": recorded("chat_stream"),
     "new connection": Shape(model="unpooled", script=unpooled()),
@@ -173,6 +185,11 @@ SHAPES = {
     ),
     "too large": recorded("chat_stream", uploads=True, request={"pad": "x" * 2000}),
     "busy, then another": Shape(model="busy", script=slowly(load("chat_stream")), busy=True),
+    "limited": recorded("chat_stream", settings=LIMITED),
+    "limited, passed through": Shape(
+        path="/v1/embeddings", model="embeddings", script=document(b'{"data"', b":[]", b"}"), settings=LIMITED
+    ),
+    "queued": recorded("chat_stream", queued=True, settings=QUEUEING),
 }
 
 
@@ -190,6 +207,8 @@ class Stage:
     async def client(self, shape: Shape) -> SocketClient:
         if shape.busy:
             self.engine.scripts[shape.model] = acting(document(b"{}", status=503), 0, self._is_free(shape))
+        if shape.queued:
+            self.has_room(yes=False)
         client = await SocketClient.ask(
             self.gateway.base_url,
             shape.path,
@@ -200,6 +219,16 @@ class Stage:
         )
         self.clients = [*(other for other in self.clients if not other.ended.is_set()), client]
         return client
+
+    @property
+    def waiting(self) -> int:
+        """Requests before the engines."""
+        return sum(self.gateway.app.fleet.admission.waiting.values())
+
+    def has_room(self, *, yes: bool) -> None:
+        """Whether the engine, in which others wait, takes one more."""
+        admission = self.gateway.app.fleet.admission
+        admission.update(ROOM if yes else NO_ROOM, floors={}, enabled=True)
 
     def close(self) -> None:
         """Whoever is still there leaves, so that a failed test does not wait for them."""
@@ -238,6 +267,8 @@ async def staged(shape: Shape, *, link: bool = True) -> AsyncIterator[Stage]:
             async with running_gateway(*entries, around=around, **SETTINGS, **shape.settings) as gateway:
                 state = next(iter(gateway.app.registry))
                 await eventually(lambda: not link or state.stats is not None, "linked")
+                if shape.queued:
+                    await others_wait(plugin, state)
                 async with looking_for_leftovers(gateway, engine, plugin) as leftovers:
                     stage = Stage(gateway, wrapped[0], engine, plugin, leftovers)
                     try:
@@ -251,6 +282,12 @@ async def staged(shape: Shape, *, link: bool = True) -> AsyncIterator[Stage]:
                 plugin.__exit__()
 
 
+async def others_wait(plugin: PluginStandIn | None, engine: Engine) -> None:
+    assert plugin is not None
+    plugin.tells(waiting=2)
+    await eventually(lambda: engine.stats is not None and engine.stats.waiting == 2, "told of those who wait")
+
+
 async def until_ended(client: SocketClient) -> None:
     async with asyncio.timeout(5):
         await client.ended.wait()
@@ -261,6 +298,9 @@ async def until_over(stage: Stage, shape: Shape, client: SocketClient) -> None:
     if shape.uploads:
         await asyncio.sleep(MOMENT_S)
         client.send(json.dumps(shape.body()).encode())
+    if shape.queued:
+        await eventually(lambda: client.ended.is_set() or stage.waiting == 1, "it waits, or is over")
+        stage.has_room(yes=True)
     if shape.stalls:
         client.stop_reading()
         streams = stage.gateway.streams
@@ -313,7 +353,7 @@ def told(engine: ReplayEngine) -> int:
     ("name", "ends"),
     [
         *((name, ends) for name in SHAPES for ends in ("cancelled", "reset")),
-        *((name, "closed") for name in ("stream", "uploaded", "slow client")),
+        *((name, "closed") for name in ("stream", "uploaded", "slow client", "queued")),
     ],
 )
 async def test_a_request_that_ends_at_any_wait_leaves_nothing(name: str, ends: str) -> None:
@@ -334,7 +374,18 @@ async def test_a_request_that_ends_at_any_wait_leaves_nothing(name: str, ends: s
 
 @pytest.mark.parametrize("ends", ["cancelled", "reset"])
 @pytest.mark.parametrize(
-    "name", ["stream", "paced", "several answers", "passed through", "messages", "responses", "slow client"]
+    "name",
+    [
+        "stream",
+        "paced",
+        "several answers",
+        "passed through",
+        "messages",
+        "responses",
+        "slow client",
+        "limited",
+        "queued",
+    ],
 )
 async def test_a_request_that_ends_between_any_parts_of_its_answer_leaves_nothing(
     name: str, ends: str
@@ -355,7 +406,7 @@ async def test_a_request_that_ends_between_any_parts_of_its_answer_leaves_nothin
         assert clients[-1].complete, "the last one was left alone"
 
 
-@pytest.mark.parametrize("name", ["stream", "paced", "messages", "document", "slow client"])
+@pytest.mark.parametrize("name", ["stream", "paced", "messages", "document", "slow client", "queued"])
 async def test_a_request_cancelled_twice_leaves_nothing(name: str) -> None:
     """The server cancels what outlasts its grace, and the end of the event loop what still runs then."""
     shape = SHAPES[name]
@@ -594,7 +645,8 @@ async def test_a_gateway_that_goes_takes_everything_with_it(*, link: bool) -> No
     """With a request of each kind under way, cancelled by the server at the end of a grace of no length."""
     files, tasks = open_files(), asyncio.all_tasks()
     async with staged(replace(ENDLESS, settings={"shutdown_grace_s": 0}), link=link) as stage:
-        clients = [await stage.client(shape) for shape in SHAPES.values() if not shape.uploads]
+        others = [shape for shape in SHAPES.values() if not (shape.uploads or shape.queued)]
+        clients = [await stage.client(shape) for shape in others]
         clients += [await stage.client(ENDLESS) for _ in range(5)]
         await clients[-1].got_text.wait()
         stage.gateway.server.should_exit = True
@@ -612,6 +664,20 @@ async def test_a_gateway_that_goes_takes_everything_with_it(*, link: bool) -> No
         assert not plugin.open
     await eventually(lambda: not asyncio.all_tasks() - tasks, "no task is left")
     await eventually(lambda: open_files() == files, "no descriptor is left")
+
+
+async def test_a_gateway_that_goes_tells_those_who_wait() -> None:
+    shape = replace(SHAPES["queued"], settings={**QUEUEING, "shutdown_grace_s": 0})
+    async with staged(shape) as stage:
+        client = await stage.client(shape)
+        await eventually(lambda: stage.waiting == 1, "it waits")
+        asked = len(stage.engine.requests)
+        stage.gateway.server.should_exit = True
+        await until_ended(client)
+        assert client.status == 503
+        assert b"gateway_shutdown" in client.body
+        assert not [seen for seen in stage.engine.requests[asked:] if seen.method == "POST"]
+        assert not list(stage.leftovers.of_entry())
 
 
 # ---- the control: each of these would be found ------------------------------------------------------------
@@ -668,6 +734,14 @@ def raises_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Lifecycle, "close", close)
 
 
+def keeps_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FairQueue, "remove", lambda _self, _waiting: None)
+
+
+def keeps_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalLimits, "settle", lambda _self, _lease, _tokens: None)
+
+
 @pytest.mark.parametrize(
     ("fault", "name"),
     [
@@ -678,6 +752,9 @@ def raises_unheard(monkeypatch: pytest.MonkeyPatch) -> None:
         (keeps_connections, "slow client"),
         (keeps_the_engine_waiting, "stream"),
         (raises_unheard, "stream"),
+        (keeps_its_place, "queued"),
+        (keeps_its_share, "limited"),
+        (keeps_its_share, "limited, passed through"),
     ],
 )
 async def test_a_release_that_is_left_out_is_found(

@@ -46,9 +46,13 @@ class Breaker:
         return self._trial_at is None or now - self._trial_at >= _TRIAL_S
 
     def sent(self, now: float) -> None:
-        """A request is sent: while half open, the trial."""
-        if self._until is not None:
+        """A request is sent: while half open, the trial. Sent for want of another engine, it is none."""
+        if self._until is not None and now >= self._until:
             self._trial_at = now
+
+    def unheard(self) -> None:
+        """A request has ended before the engine had answered: if it was the trial, another one may be."""
+        self._trial_at = None
 
     def succeeded(self) -> None:
         """The engine has answered, whatever it was."""

@@ -34,7 +34,7 @@ def engines() -> None:
     Examples:
       tokenflow engines list
       tokenflow engines drain gpu1:30000
-      tokenflow engines resume gpu1:30000 --gateway https://gateway.example --token ...
+      tokenflow engines resume gpu1:30000 --gateway https://gateway.example
     """  # noqa: D301  # \b keeps click from filling a paragraph
 
 

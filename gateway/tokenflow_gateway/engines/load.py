@@ -15,38 +15,43 @@ _LOST_S = 1.0
 """What was sent more than this ago is not waited for: the engine may have refused it."""
 _SMOOTHING_S = 3.0
 """Of the rate at which streams begin."""
+_BY_CLASS = "adaptive"
+"""The engine's policy under which heavier classes begin first; others have some order of arrival."""
 
 
 class EngineLoad:
     """Of one engine that is linked. Times are of one monotonic clock."""
 
-    __slots__ = ("_begun", "_rate", "_seen_at", "_sent", "_stats")
+    __slots__ = ("_rate", "_recent", "_seen_at", "_sent", "_stats")
 
     def __init__(self) -> None:
         self._sent: deque[float] = deque()
         self._stats: EngineStats | None = None
         self._seen_at = 0.0
-        self._begun = 0
-        self._rate: float | None = None
+        self._recent = 0.0
+        """Streams that have begun in a second, of late."""
+        self._rate = 0.0
+        """The same of the time in which somebody waited; 0 where nothing is known."""
 
     def note_stats(self, stats: EngineStats, now: float) -> None:
         """New figures of the engine."""
         before, elapsed_s = self._stats, now - self._seen_at
-        begun = stats.started_total - self._begun
-        self._stats, self._seen_at, self._begun = stats, now, stats.started_total
+        self._stats, self._seen_at = stats, now
         while self._sent and now - self._sent[0] > _UNSEEN_S:
             self._sent.popleft()
-        if before is None or elapsed_s <= 0 or begun < 0:
+        if before is None or elapsed_s <= 0 or stats.started_total < before.started_total:
             return
-        rate = begun / elapsed_s
-        if self._rate is None or not (before.waiting and stats.waiting):
-            self._rate = max(rate, self._rate or 0.0)  # nobody waited: it is at least so fast
+        rate = (stats.started_total - before.started_total) / elapsed_s
+        share = -math.expm1(-elapsed_s / _SMOOTHING_S)
+        self._recent += share * (rate - self._recent)
+        if self._rate and before.waiting and stats.waiting:
+            self._rate += share * (rate - self._rate)
         else:
-            self._rate += (1 - math.exp(-elapsed_s / _SMOOTHING_S)) * (rate - self._rate)
+            self._rate = max(self._recent, self._rate)  # nobody waited: it is at least so fast
 
     def forget(self) -> None:
         """The link is down: nothing is known."""
-        self._stats, self._rate = None, None
+        self._stats, self._recent, self._rate = None, 0.0, 0.0
 
     def sent(self, now: float) -> None:
         """A stream was sent there."""
@@ -65,14 +70,16 @@ class EngineLoad:
     def ahead(self, now: float, *, places: int, tokens: int, behind: frozenset[str] = frozenset()) -> int:
         """Streams that would begin before one more, which needs `tokens` of KV.
 
-        All that wait do, but those of classes `behind` it; and of those that were just sent, what is more
-        than there are places for. `places`: how many may run at a time.
+        All that wait do, but those of classes `behind` it where the engine heeds classes; and of those that
+        were just sent, what is more than there are places for. `places`: how many may run at a time.
         """
         self._forget_sent(now)
         stats = self._stats
         if stats is None:
             return self.unseen
         if stats.waiting:
+            if stats.policy.partition(":")[0] != _BY_CLASS:
+                behind = frozenset()
             later = sum(count for name, count in stats.waiting_by.items() if name in behind)
             return max(0, stats.waiting - later) + self.unseen
         free = min(places - stats.running, (stats.kv_tokens - stats.kv_used_tokens) // max(1, tokens))
@@ -82,4 +89,4 @@ class EngineLoad:
         """Seconds until one more stream would begin; infinite where nothing is known."""
         if ahead == 0:
             return 0.0
-        return math.inf if not self._rate else ahead / self._rate
+        return math.inf if self._rate == 0.0 else ahead / self._rate

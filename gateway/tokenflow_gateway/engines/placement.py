@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from tokenflow_gateway.engines.affinity import favourite
 from tokenflow_gateway.engines.engine import Engine
 
 __all__ = ["Placement", "Wish"]
 
+_MOST_S = 1.0
+"""A wait in an engine that is enough for it never to idle, however patient those are who wait."""
 _SOON = 0.25
 """Of its target, a wait that counts as none."""
 _UNEVEN, _UNEVEN_STREAMS = 1.25, 2
 """A conversation goes back to its engine unless that has more than so many times the streams of the least."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """What a stream asks of an engine."""
 
     ttft_s: float = 1.0
@@ -42,6 +44,7 @@ class Placement:
         """Seconds until the engine would begin, as far as it is known; None where it would be too late.
 
         Too late is more than half of the target: the rest is for the prefill, and for estimates that are off.
+        More than a second is too late for everybody: here one can still be overtaken, or go elsewhere.
         """
         if engine.welcome is None:
             return 0.0
@@ -49,7 +52,7 @@ class Placement:
             now, behind=wish.behind, places=engine.welcome.max_running, tokens=wish.tokens
         )
         wait_s = engine.load.begins_in_s(ahead)
-        if wait_s <= wish.ttft_s / 2:
+        if wait_s <= min(wish.ttft_s / 2, _MOST_S):
             return wait_s
         return min(wait_s, wish.ttft_s) if ahead < self.engine_queue else None
 

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Self
 
+import msgspec
+
 from tokenflow_engine.protocol import Reader
 
 __all__ = ["Estimate", "Estimator", "Pace", "ReaderState", "Source"]
@@ -61,8 +63,7 @@ class Pace:
         return cls(rate, rate * _DECLARED_BAND[0], rate * _DECLARED_BAND[1], "declared")
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True, gc=False):
     """One reader at one moment. `consumed` in readable tokens, rates in tokens per second."""
 
     consumed: float

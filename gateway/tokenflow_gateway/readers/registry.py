@@ -52,17 +52,19 @@ class ReaderRegistry:
         reader: Reader,
         declared_rate: float | None,
         rate_floor: float | None = None,
+        max_rate: float | None = None,
         now: float,
     ) -> ReaderTrack:
         """The track of a new stream, with the habit of its reader if that is known."""
-        if self._learned is None or user is None or reader == "machine":
-            return ReaderTrack(reader=reader, declared_rate=declared_rate, rate_floor=rate_floor, now=now)
-        name = self._learned.name(tenant=tenant, user=user, reader=reader)
-        habit = self._learned.habit(name, now=now)
+        name = habit = None
+        if self._learned is not None and user is not None and reader != "machine":
+            name = self._learned.name(tenant=tenant, user=user, reader=reader)
+            habit = self._learned.habit(name, now=now)
         return ReaderTrack(
             reader=reader,
             declared_rate=declared_rate,
             rate_floor=rate_floor,
+            max_rate=max_rate,
             name=name,
             habit=habit,
             now=now,

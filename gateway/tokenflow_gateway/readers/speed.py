@@ -17,6 +17,7 @@ found, and none is assumed.
 from __future__ import annotations
 
 import math
+from functools import cache
 
 from tokenflow_engine.protocol import Reader
 from tokenflow_gateway.readers.estimator import Pace
@@ -80,6 +81,16 @@ class TextShape:
 
 def model_pace(shape: TextShape, *, reader: Reader) -> Pace:
     """The pace of an average reader of this text, with the band of most adults."""
+    return _model_pace(shape, reader) if shape.chars else _pace_before_text(reader)
+
+
+@cache
+def _pace_before_text(reader: Reader) -> Pace:
+    """Every stream begins with it."""
+    return _model_pace(TextShape(), reader)
+
+
+def _model_pace(shape: TextShape, reader: Reader) -> Pace:
     if reader == "machine":
         return Pace(_MACHINE_RATE, _MACHINE_RATE, _MACHINE_RATE, "declared")
     aloud = reader == "voice"

@@ -49,6 +49,7 @@ class ReaderTrack:
         "_hidden_tokens",
         "_last_seq",
         "_look_again_tokens",
+        "_max_rate",
         "_rate_floor",
         "_refilled_at",
         "_taught",
@@ -70,13 +71,15 @@ class ReaderTrack:
         reader: Reader,
         declared_rate: float | None,
         rate_floor: float | None = None,
+        max_rate: float | None = None,
         name: bytes | None = None,
         habit: Habit | None = None,
         now: float,
     ) -> None:
         """`habit`: what is known of this reader, called `name`, from other streams.
 
-        `rate_floor`: until evidence says more, the reader is taken to read at least so fast.
+        `rate_floor`: until evidence says more, the reader is taken to read at least so fast; `max_rate`:
+        reports may declare no more.
         """
         self.reader = reader
         self.name = name
@@ -86,6 +89,7 @@ class ReaderTrack:
         self.leads = Leads()
         self._habit = habit
         self._rate_floor = rate_floor
+        self._max_rate = max_rate
         self._estimator = Estimator(self._prior(), reader=reader, now=now)
         self._taught = (0.0, 0.0)
         self._chars_until = array("I")
@@ -184,7 +188,7 @@ class ReaderTrack:
             self._estimator.report(
                 at=now - age_s,
                 position=position,
-                rate=report.rate,
+                rate=self._granted(report.rate),
                 paused=report.paused or (self.reader == "human" and not report.visible),
                 now=now,
             )
@@ -209,6 +213,12 @@ class ReaderTrack:
         if self._rate_floor is None or pace.rate >= self._rate_floor:
             return pace
         return Pace.declared(self._rate_floor)
+
+    def _granted(self, rate: float | None) -> float | None:
+        """What a report declares, within what its class may."""
+        if rate is None:
+            return None
+        return max(self._rate_floor or 0.0, rate if self._max_rate is None else min(rate, self._max_rate))
 
     def _position(self, report: ProgressReport) -> float | None:
         """Clients count content events; a token is a part of one, or several of them."""

@@ -4,47 +4,55 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from types import TracebackType
 
 from tokenflow_gateway.relay.errors import RateLimited
 from tokenflow_gateway.relay.upstream import Header
-from tokenflow_gateway.tenants.limits import LimitStore, Quota, Verdict, subjects_of
+from tokenflow_gateway.tenants.limits import Lease, LimitStore, Quota, Verdict, subjects_of
 from tokenflow_gateway.tenants.model import Limits, Principal
 
 __all__ = ["Allowance", "allowed", "quota_headers"]
 
 
-@dataclass(slots=True)
 class Allowance:
-    """What a request has taken, and at its end what it has used."""
+    """What a request has taken. A context manager, for one that uses just that much."""
 
-    used_tokens: int | None = None
-    """None: as many as were taken."""
+    __slots__ = ("_lease", "_limits")
+
+    def __init__(self, limits: LimitStore, lease: Lease | None) -> None:
+        """`lease`: None where nothing is limited."""
+        self._limits = limits
+        self._lease = lease
+
+    def settle(self, used_tokens: int | None) -> None:
+        """The request has ended, and used so many; None: as many as were taken."""
+        if self._lease is not None:
+            self._limits.settle(self._lease, used_tokens)
+
+    def __enter__(self) -> Allowance:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.settle(None)
 
 
-@asynccontextmanager
 async def allowed(
     limits: LimitStore, principal: Principal, *, tokens: int, headers: list[Header]
-) -> AsyncIterator[Allowance]:
-    """Inside, the request counts as one of its tenant's and key's. Raises `RateLimited`.
+) -> Allowance:
+    """Count a request as one of its tenant's and key's, until the context is left. Raises `RateLimited`.
 
     `headers` of its answer get the ``x-ratelimit-*`` ones.
     """
-    allowance = Allowance()
     subjects = subjects_of(principal)
     if not subjects:
-        yield allowance
-        return
+        return Allowance(limits, None)
     verdict = await limits.take(subjects, lease_id=uuid.uuid4().hex, tokens=tokens)
     headers += quota_headers(verdict)
     if verdict.lease is None:
         raise _refusal(verdict, tokens)
-    try:
-        yield allowance
-    finally:
-        limits.settle(verdict.lease, allowance.used_tokens)
+    return Allowance(limits, verdict.lease)
 
 
 def quota_headers(verdict: Verdict) -> list[Header]:

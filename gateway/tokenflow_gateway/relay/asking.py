@@ -66,6 +66,7 @@ class _Answered:
         try:
             answer = await self._request.__aenter__()
         except BaseException as error:
+            self._engine.breaker.unheard()  # a failure of the engine's is told by `failed`
             await guard.__aexit__(type(error), error, error.__traceback__)
             raise
         finally:

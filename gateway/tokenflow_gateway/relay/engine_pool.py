@@ -17,6 +17,8 @@ __all__ = ["EngineConnection", "EnginePool", "Origin"]
 
 _KEEPALIVE_S = 2.0
 """Idle connections are dropped well before uvicorn drops them (5 s), so that none is used as it closes."""
+_SWEEP_S = 0.5
+"""Between two looks at them."""
 _RECEIVE_BUFFER_BYTES = 32 * 1024
 """`SO_RCVBUF` of a connection, which Linux doubles: what one read of the socket can bring."""
 _ADDRESSES_S = 10.0
@@ -44,8 +46,9 @@ class EngineConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._answer: EngineAnswer | None = None
-        self._idle: asyncio.TimerHandle | None = None
         self.origin = origin
+        self.idle_since = 0.0
+        """By the loop's clock, where it is kept."""
         self.used = False
         """It has carried a whole exchange, so the engine may be about to close it."""
 
@@ -73,17 +76,10 @@ class EngineConnection(asyncio.Protocol):
             transport.abort()
             return
         self.used = True
-        self._idle = self._loop.call_later(_KEEPALIVE_S, self.close)
+        self.idle_since = self._loop.time()
         self._pool.keep(self)
 
-    def take(self) -> None:
-        """It is idle no longer."""
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle = None
-
     def close(self) -> None:
-        self.take()
         self._pool.drop(self)
         if self._transport is not None:
             self._transport.close()
@@ -110,7 +106,6 @@ class EngineConnection(asyncio.Protocol):
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self.take()
         self._pool.drop(self)
         self._pool.open.discard(self)
         if self._answer is not None:
@@ -123,7 +118,8 @@ class EnginePool:
 
     def __init__(self) -> None:
         self.open: set[EngineConnection] = set()
-        self._kept: dict[Origin, list[EngineConnection]] = {}
+        self._kept: dict[Origin, list[EngineConnection]] = {}  # the one idle for longest first
+        self._sweep: asyncio.TimerHandle | None = None
         self._addresses: dict[Origin, tuple[float, list[_Address]]] = {}
         self._all_closed: asyncio.Event | None = None
 
@@ -138,7 +134,6 @@ class EnginePool:
             if fresh:  # the engine has closed one like them
                 connection.close()
                 continue
-            connection.take()
             if connection.usable:
                 return connection
         try:
@@ -152,6 +147,8 @@ class EnginePool:
     def keep(self, connection: EngineConnection) -> None:
         """For the next request."""
         self._kept.setdefault(connection.origin, []).append(connection)
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(_SWEEP_S, self._drop_idle)
 
     def drop(self, connection: EngineConnection) -> None:
         """It is not to be used again; harmless if it was not kept."""
@@ -161,6 +158,8 @@ class EnginePool:
 
     async def close(self) -> None:
         """Break off whatever is open, and wait until it is gone."""
+        if self._sweep is not None:
+            self._sweep.cancel()
         if not self.open:
             return
         self._all_closed = asyncio.Event()
@@ -176,6 +175,17 @@ class EnginePool:
             self._all_closed.set()
 
     # ---- inside --------------------------------------------------------------------------------------
+
+    def _drop_idle(self) -> None:
+        """Close those that nobody has used for a while, as long as any are kept."""
+        self._sweep = None
+        loop = asyncio.get_running_loop()
+        idle_since = loop.time() - _KEEPALIVE_S
+        for kept in self._kept.values():
+            while kept and kept[0].idle_since <= idle_since:
+                kept[0].close()
+        if any(self._kept.values()):
+            self._sweep = loop.call_later(_SWEEP_S, self._drop_idle)
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
+from types import TracebackType
 
 from tokenflow_gateway.engines.affinity import affinity_key, session_key
 from tokenflow_gateway.engines.placement import Wish
 from tokenflow_gateway.engines.registry import EngineRegistry
-from tokenflow_gateway.relay.allowance import allowed
+from tokenflow_gateway.relay.allowance import Allowance, allowed
 from tokenflow_gateway.relay.asking import Asking, Request
 from tokenflow_gateway.relay.attempts import Attempts
 from tokenflow_gateway.relay.guard import RequestGuard
@@ -31,20 +29,31 @@ _NOTHING_DONE = frozenset({"refused", "retried"})
 """Ends of streams for which no engine has computed anything."""
 
 
-@dataclass(slots=True)
 class Entered:
-    """A request that may begin."""
+    """A request that may begin. A context manager: its limits are settled at the end."""
 
-    attempts: Attempts
-    estimate: Estimate
-    used: int = field(default=0, init=False)
+    __slots__ = ("_allowance", "_estimate", "_used", "attempts")
+
+    def __init__(self, attempts: Attempts, estimate: Estimate, allowance: Allowance) -> None:
+        self.attempts = attempts
+        self._estimate = estimate
+        self._allowance = allowance
+        self._used = 0
+
+    def __enter__(self) -> Entered:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._allowance.settle(self._used)
 
     def note(self, stream: Stream, outcome: Outcome) -> None:
         """One of its streams has ended: count what the tenant has used by it."""
         if outcome.end in _NOTHING_DONE or (outcome.end == "engine_lost" and not stream.generated):
             return
-        prompt = self.estimate.prompt if stream.prompt_tokens is None else stream.prompt_tokens
-        self.used += prompt + stream.generated
+        prompt = self._estimate.prompt if stream.prompt_tokens is None else stream.prompt_tokens
+        self._used += prompt + stream.generated
 
 
 class Entry:
@@ -68,24 +77,15 @@ class Entry:
             for name, sla in roster.classes.items()
         }
 
-    @asynccontextmanager
-    async def entered(
-        self, request: Request, parsed: Body, fields: RequestFields, grant: Grant
-    ) -> AsyncIterator[Entered]:
-        """Inside, the request has its share of its tenant's limits, and an engine to ask.
+    async def entered(self, request: Request, parsed: Body, fields: RequestFields, grant: Grant) -> Entered:
+        """Inside of it, the request has its share of its tenant's limits, and an engine to ask.
 
         Raises `RateLimited`, `QueueFull`, `QueueTimeout`, `ModelNotFound`, `NoEngine`, or what guards raise.
         """
-        expected = estimate(
-            parsed,
-            assumed_output=self._estimates.assumed_output_tokens,
-            most_output=self._estimates.most_output_tokens,
-        )
+        expected = self._estimate(parsed)
         headers = request.exchange.own_headers
-        async with allowed(
-            self._limits, request.principal, tokens=expected.total, headers=headers
-        ) as allowance:
-            allowance.used_tokens = 0
+        allowance = await allowed(self._limits, request.principal, tokens=expected.total, headers=headers)
+        try:
             entrant = self._entrant(request, parsed, fields, grant, expected)
             ticket = self._admission.enter(entrant)
             if ticket.engine is None:
@@ -93,26 +93,26 @@ class Entry:
             attempts = self._asking.attempts(
                 fields.model, among=grant.engines, wish=entrant.wish, first=ticket.engine
             )
-            entered = Entered(attempts, expected)
-            try:
-                yield entered
-            finally:
-                allowance.used_tokens = entered.used
+        except BaseException:
+            allowance.settle(0)
+            raise
+        return Entered(attempts, expected, allowance)
 
-    @asynccontextmanager
-    async def passed(self, request: Request) -> AsyncIterator[None]:
-        """The same for what is not ours to read: it counts as a request, and by its size, and never waits.
+    async def passed(self, request: Request, parsed: Body | None = None) -> Allowance:
+        """The same for what nobody follows: it counts as a request, and by its size, and never waits.
 
-        Raises `RateLimited`.
+        `parsed`: of what generates all the same, which counts as it is estimated. Raises `RateLimited`.
         """
-        text = any(
-            name == b"content-type" and value.startswith(b"application/json")
-            for name, value in request.exchange.headers
-        )
-        tokens = len(request.body) // 4 if text else 0
+        tokens = _tokens_in(request) if parsed is None else self._estimate(parsed).total
         headers = request.exchange.own_headers
-        async with allowed(self._limits, request.principal, tokens=tokens, headers=headers):
-            yield
+        return await allowed(self._limits, request.principal, tokens=tokens, headers=headers)
+
+    def _estimate(self, parsed: Body) -> Estimate:
+        return estimate(
+            parsed,
+            assumed_output=self._estimates.assumed_output_tokens,
+            most_output=self._estimates.most_output_tokens,
+        )
 
     def _entrant(
         self, request: Request, parsed: Body, fields: RequestFields, grant: Grant, expected: Estimate
@@ -133,7 +133,7 @@ class Entry:
                 behind=self._behind.get(grant.sla.name, frozenset()),
                 key=affinity_key(parsed, session) if len(registry) > 1 else None,
             ),
-            pool=(fields.model, grant.engines, grant.ttft_s),
+            pool=(registry.known(fields.model), grant.engines),
             engines=partial(registry.serving, fields.model, among=grant.engines),
         )
 
@@ -147,3 +147,12 @@ class Entry:
         finally:
             if trace is not None:
                 trace.waited("admission", since)
+
+
+def _tokens_in(request: Request) -> int:
+    """What a body that is not read may hold of them; nothing where it is no text."""
+    text = any(
+        name == b"content-type" and value.startswith(b"application/json")
+        for name, value in request.exchange.headers
+    )
+    return len(request.body) // 4 if text else 0

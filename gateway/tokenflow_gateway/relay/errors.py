@@ -7,6 +7,7 @@ RelayError
 ├── BodyTooLarge (413)
 ├── RequestTooSlow (408)      the body did not come in time
 ├── ModelNotFound (404)
+├── ResponseNotFound (404)    no stored response of the tenant's
 ├── NotServed (404)          no route of the gateway's
 ├── MethodNotAllowed (405)
 ├── NotRelayed (404)          the engine sends the client elsewhere
@@ -65,6 +66,7 @@ __all__ = [
     "RateLimited",
     "RelayError",
     "RequestTooSlow",
+    "ResponseNotFound",
     "ShuttingDown",
     "StreamTruncated",
     "TooManyConnections",
@@ -142,6 +144,16 @@ class BodyTooLarge(RelayError):
 class ModelNotFound(RelayError):
     status = 404
     code = "model_not_found"
+
+
+class ResponseNotFound(RelayError):
+    """Whether there is one of another tenant's is not said."""
+
+    status = 404
+    code = "response_not_found"
+
+    def __init__(self, *, param: str) -> None:
+        super().__init__("there is no response with this id", param=param)
 
 
 class RequestTooSlow(RelayError):

@@ -40,6 +40,7 @@ from tokenflow_gateway.relay.request import (
     read_reader,
     with_priority,
 )
+from tokenflow_gateway.relay.request_names import RequestNames
 from tokenflow_gateway.relay.stream import Stream
 from tokenflow_gateway.tenants.grants import grant, grant_headers
 from tokenflow_gateway.tenants.identity import identity_of
@@ -79,6 +80,7 @@ class Generations:
     lifecycle: Lifecycle
     metrics: Metrics
     capabilities: Capabilities
+    names: RequestNames
     roster: Roster
     entry: Entry
 
@@ -101,12 +103,13 @@ class Generations:
                 reader=reader.reader,
                 declared_rate=granted.declared_rate,
                 rate_floor=granted.sla.rate_floor,
+                max_rate=granted.sla.max_rate,
                 now=time.monotonic(),
             ),
             paced=read_delivery(exchange.headers) == "paced",
             keep_alive=read_keep_alive(exchange.headers, self.settings.keep_alive),
         )
-        async with self.entry.entered(request, parsed, fields, granted) as entered:
+        with await self.entry.entered(request, parsed, fields, granted) as entered:
             engine: Engine | None = entered.attempts.first
             while engine is not None:
                 engine = await self._attempt(asked, engine, entered)
@@ -128,7 +131,7 @@ class Generations:
         sglang = engine.kind == "sglang"
         now = time.monotonic()
         stream = Stream(
-            rid=dialect.new_rid(),
+            rid=self.names.new(dialect.rid_prefix, asked.grant.tenant),
             request_id=exchange.request_id,
             route=exchange.path,
             model=(fields.model or "")[:_MODEL_CHARS],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,13 +30,20 @@ from tokenflow_gateway.relay.attempts import Attempts, retry_reason
 from tokenflow_gateway.relay.dialects import DIALECTS, Dialect, dialect_of
 from tokenflow_gateway.relay.engine_answer import EngineAnswer
 from tokenflow_gateway.relay.entry import Entry
-from tokenflow_gateway.relay.errors import NotRelayed, RelayError, ShuttingDown
+from tokenflow_gateway.relay.errors import NotRelayed, RelayError, ResponseNotFound, ShuttingDown
 from tokenflow_gateway.relay.exchange import Exchange
 from tokenflow_gateway.relay.generation import LAST_WORDS_S, Generations
 from tokenflow_gateway.relay.guard import ClientGone, RequestGuard, TotalTime
 from tokenflow_gateway.relay.outcome import Outcome
-from tokenflow_gateway.relay.request import parse_object, without_priority
-from tokenflow_gateway.relay.routes import check_route, route_of
+from tokenflow_gateway.relay.request import (
+    Body,
+    RequestFields,
+    parse_object,
+    with_priority,
+    without_priority,
+)
+from tokenflow_gateway.relay.request_names import RequestNames
+from tokenflow_gateway.relay.routes import check_route, response_of, route_of
 from tokenflow_gateway.relay.timeouts import TimeoutTable
 from tokenflow_gateway.tenants.access import Access
 from tokenflow_gateway.tenants.model import Principal
@@ -62,6 +69,7 @@ class Relay:
     asking: Asking
     entry: Entry
     generations: Generations
+    names: RequestNames
     metrics: Metrics
     stopping: Callable[[], bool]
     """The gateway is shutting down: what runs may finish, nothing new begins."""
@@ -120,29 +128,61 @@ class Relay:
 
     async def _serve(self, request: Request) -> None:
         """Raises a `RelayError` that is yet to be told."""
-        if request.exchange.path in DIALECTS:
-            parsed = parse_object(request.body)
-            fields = request.dialect.read_fields(parsed)
-            if not fields.detached:
-                await self.generations.serve(request, parsed, fields)
-                return
-        await self._pass_through(request)
+        if request.exchange.path not in DIALECTS:
+            self._check_owner(request, response_of(request.exchange.path), param="response_id")
+            await self._pass_through(request)
+            return
+        parsed = parse_object(request.body)
+        fields = request.dialect.read_fields(parsed)
+        self._check_owner(request, fields.continues, param="previous_response_id")
+        if fields.detached:
+            await self._pass_detached(request, parsed, fields)
+        else:
+            await self.generations.serve(request, parsed, fields)
+
+    def _check_owner(self, request: Request, response_id: str | None, *, param: str) -> None:
+        """Raises `ResponseNotFound` for a stored response that is not known to be the tenant's."""
+        if response_id is None or not self.access.separates_tenants:
+            return
+        if not self.names.is_of(response_id, request.principal.name):
+            raise ResponseNotFound(param=param)
 
     # ---- what is not ours to read ------------------------------------------------------------------
 
     async def _pass_through(self, request: Request) -> None:
-        request = replace(request, body=without_priority(request.body))
-        async with self.entry.passed(request):
-            attempts = self.asking.attempts(_model_of(request.body), among=request.principal.engines)
-            engine: Engine | None = attempts.first
-            while engine is not None:
-                engine = await self._pass_to(engine, request, attempts)
+        body = without_priority(request.body)
+        with await self.entry.passed(request):
+            await self._pass_to_any(request, _model_of(body), lambda _engine: body or None)
 
-    async def _pass_to(self, engine: Engine, request: Request, attempts: Attempts) -> Engine | None:
+    async def _pass_detached(self, request: Request, parsed: Body, fields: RequestFields) -> None:
+        """One that an engine goes on with by itself, under a name of the gateway's all the same."""
+        dialect = request.dialect
+        name = self.names.new(dialect.rid_prefix, request.principal.name)
+        own, parsed = with_priority(request.body, parsed, None)
+
+        def body(engine: Engine) -> bytes:
+            rid = name if engine.kind == "sglang" else None
+            return dialect.upstream_body(own, parsed, rid=rid, stream=fields.stream)
+
+        with await self.entry.passed(request, parsed):
+            await self._pass_to_any(request, fields.model, body)
+
+    async def _pass_to_any(
+        self, request: Request, model: str | None, body: Callable[[Engine], bytes | None]
+    ) -> None:
+        """`body`: what an engine is sent."""
+        attempts = self.asking.attempts(model, among=request.principal.engines)
+        engine: Engine | None = attempts.first
+        while engine is not None:
+            engine = await self._pass_to(engine, request, body(engine), attempts)
+
+    async def _pass_to(
+        self, engine: Engine, request: Request, body: bytes | None, attempts: Attempts
+    ) -> Engine | None:
         """Relay one engine's answer, or return the engine to try next, if this one has done nothing."""
         exchange, outcome = request.exchange, Outcome()
         try:
-            async with self.asking.ask(request, engine, request.body or None) as (guard, response):
+            async with self.asking.ask(request, engine, body) as (guard, response):
                 if response.status == BUSY:
                     self.asking.ask_another(exchange, engine, attempts, "busy", outcome)
                 if outcome.next is None:

@@ -24,6 +24,7 @@ __all__ = [
     "read_object",
     "read_plain_fields",
     "read_reader",
+    "read_text",
     "upstream_body",
     "with_priority",
     "without_priority",
@@ -41,6 +42,8 @@ class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
     """The same of the usage in each chunk (SGLang's ``continuous_usage_stats``)."""
     detached: bool = False
     """The engine answers at once and generates by itself: there is nothing to follow, or to end."""
+    continues: str | None = None
+    """Id of the stored response that this one goes on from."""
 
 
 Body = dict[str, msgspec.Raw]
@@ -48,7 +51,17 @@ Body = dict[str, msgspec.Raw]
 
 _TRUE = msgspec.Raw(b"true")
 _decode_body = msgspec.json.Decoder(Body).decode
-_READ_FIELDS = ("model", "stream", "stream_options", "rid", "user", "request_id", "background", "metadata")
+_READ_FIELDS = (
+    "model",
+    "stream",
+    "stream_options",
+    "rid",
+    "user",
+    "request_id",
+    "background",
+    "metadata",
+    "previous_response_id",
+)
 _READ_NAMES = tuple(b'"%b"' % name.encode() for name in _READ_FIELDS)
 _CHECKED_BYTES = 256 * 1024
 """Bodies up to this size are searched for fields that come twice; in others the last one counts."""
@@ -105,7 +118,7 @@ def read_fields(parsed: Body) -> RequestFields:
     options = _field(parsed, "stream_options", _StreamOptions | None, "`stream_options` must be an object")
     options = options or _StreamOptions()
     return RequestFields(
-        model=_model(parsed),
+        model=read_text(parsed, "model"),
         stream=read_flag(parsed, "stream"),
         wants_usage=bool(options.include_usage),
         wants_usage_in_chunks=bool(options.continuous_usage_stats),
@@ -114,12 +127,13 @@ def read_fields(parsed: Body) -> RequestFields:
 
 def read_plain_fields(parsed: Body) -> RequestFields:
     """Those that all dialects share. Raises `BadRequest` for a wrong type."""
-    return RequestFields(model=_model(parsed), stream=read_flag(parsed, "stream"))
+    return RequestFields(model=read_text(parsed, "model"), stream=read_flag(parsed, "stream"))
 
 
-def _model(parsed: Body) -> str | None:
-    model: str | None = _field(parsed, "model", str | None, "`model` must be a string")
-    return model
+def read_text(parsed: Body, name: str) -> str | None:
+    """A field that is a string, or else null or missing. Raises `BadRequest`."""
+    text: str | None = _field(parsed, name, str | None, f"`{name}` must be a string")
+    return text
 
 
 def read_flag(parsed: Body, name: str) -> bool:
@@ -282,6 +296,9 @@ def without_priority(body: bytes) -> bytes:
     return with_priority(body, parsed, None)[0]
 
 
-def named_body(parsed: Body, field: str, rid: str) -> bytes:
-    """The body with the gateway's name for the request in `field`. All other fields leave as they came."""
-    return msgspec.json.encode({**parsed, field: msgspec.Raw(msgspec.json.encode(rid))})
+def named_body(parsed: Body, field: str, rid: str | None) -> bytes:
+    """The body with the gateway's name for the request in `field`, or with none; the rest as it came."""
+    sent = {name: value for name, value in parsed.items() if name != field}
+    if rid is not None:
+        sent[field] = msgspec.Raw(msgspec.json.encode(rid))
+    return msgspec.json.encode(sent)

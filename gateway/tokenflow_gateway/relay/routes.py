@@ -13,7 +13,7 @@ from typing import Final
 from tokenflow_gateway.relay.dialects import DIALECTS
 from tokenflow_gateway.relay.errors import MethodNotAllowed, NotServed
 
-__all__ = ["PASSED", "check_route", "methods_of", "route_of"]
+__all__ = ["PASSED", "check_route", "methods_of", "response_of", "route_of"]
 
 _POST: Final = ("POST",)
 
@@ -37,7 +37,7 @@ PASSED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Routes whose requests and answers pass unread, each with its methods."""
 
-_RESPONSE: Final = re.compile(r"/v1/responses/(?!\.\.?(/|$))[^/]+(?P<cancel>/cancel)?")
+_RESPONSE: Final = re.compile(r"/v1/responses/(?!\.\.?(/|$))(?P<id>[^/]+)(?P<cancel>/cancel)?")
 """A dot segment is no id: a proxy before an engine may take it for another path."""
 _STATEFUL: Final = re.compile(
     r"/v1/(assistants|batches|conversations|files|fine_tuning|threads|uploads|vector_stores)\b"
@@ -52,6 +52,12 @@ def route_of(path: str) -> str | None:
     if match is None:
         return None
     return "/v1/responses/{response_id}" + (match["cancel"] or "")
+
+
+def response_of(path: str) -> str | None:
+    """Id of the stored response that a path names; None for all others."""
+    match = _RESPONSE.fullmatch(path)
+    return None if match is None else match["id"]
 
 
 def methods_of(path: str) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from tokenflow_gateway.engines.engine import Engine
     from tokenflow_gateway.telemetry.traces import AttemptTrace
 
-__all__ = ["End", "Stream", "StreamTable", "new_rid"]
+__all__ = ["End", "Stream", "StreamTable"]
 
 End = Literal[
     "finished",
@@ -41,11 +40,6 @@ End = Literal[
 stream; ``retried``: nothing of it was done, and another engine is asked under a `rid` of its own;
 ``client_too_slow``: the client did not read (`config.DeliverySettings`); ``failed``: our own fault.
 """
-
-
-def new_rid() -> str:
-    """A name no other request has had."""
-    return f"tf-{os.urandom(16).hex()}"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -97,10 +97,10 @@ class FleetStore:
             raise
 
     @asynccontextmanager
-    async def reaching(self, within_s: float = ANSWER_WITHIN_S) -> AsyncIterator[Redis]:
+    async def reaching(self, within_s: float | None = None) -> AsyncIterator[Redis]:
         """The same whether or not it is in use: for `on_return`."""
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(ANSWER_WITHIN_S if within_s is None else within_s):
                 yield self.client
         except _FAILURES as error:
             raise StoreDown(str(error) or "no answer in time") from error

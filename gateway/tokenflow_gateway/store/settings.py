@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 __all__ = ["RedisSettings"]
@@ -28,4 +30,8 @@ class RedisSettings(BaseModel):
     def _a_redis_url(cls, url: SecretStr) -> SecretStr:
         if not url.get_secret_value().startswith(("redis://", "rediss://", "unix://")):
             raise ValueError("not a URL such as redis://127.0.0.1:6379/0, rediss://... or unix:///path")
+        try:
+            _ = urlsplit(url.get_secret_value()).port
+        except ValueError:  # whose message would have a part of the password
+            raise ValueError("no valid port: are the password's :/?#[]@ percent-encoded?") from None
         return url

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,7 +81,10 @@ CREATE TABLE streams (
 CREATE INDEX by_time ON streams (at);
 CREATE INDEX by_tenant ON streams (tenant, at)
 """
-_INSERT = f"INSERT OR REPLACE INTO streams ({', '.join(_FIELDS)}) VALUES ({', '.join('?' * len(_FIELDS))})"  # noqa: S608
+_INSERT = f"INSERT OR REPLACE INTO streams ({', '.join(_FIELDS)}) VALUES "  # noqa: S608
+_ROW = f"({', '.join('?' * len(_FIELDS))})"
+_ROWS = 100
+"""In one statement: a thread that writes takes turns with the rest of the process at each."""
 _READ_ON = "UPDATE streams SET consumed = max(consumed, ?) WHERE rid = ?"
 
 GROUPS: Final[Mapping[str, str]] = {
@@ -123,15 +127,21 @@ class UsageStore:
         self._connection.close()
 
     def write(self, entries: Iterable[UsageRecord | ReadOn]) -> None:
-        """In one transaction, in their order. Raises `StoreError`, and has then written nothing."""
+        """In one transaction, records first. Raises `StoreError`, and has then written nothing."""
+        records, read_on = [], []
+        for entry in entries:
+            if isinstance(entry, UsageRecord):
+                records.append(msgspec.structs.astuple(entry))
+            else:
+                read_on.append((entry.consumed, entry.rid))
         with explained(self._path):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
-                for entry in entries:
-                    if isinstance(entry, UsageRecord):
-                        self._connection.execute(_INSERT, msgspec.structs.astuple(entry))
-                    else:
-                        self._connection.execute(_READ_ON, (entry.consumed, entry.rid))
+                for at in range(0, len(records), _ROWS):
+                    rows = records[at : at + _ROWS]
+                    values = list(chain.from_iterable(rows))
+                    self._connection.execute(_INSERT + ", ".join([_ROW] * len(rows)), values)
+                self._connection.executemany(_READ_ON, read_on)
             except BaseException:
                 self._connection.execute("ROLLBACK")
                 raise

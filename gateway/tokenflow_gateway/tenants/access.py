@@ -10,9 +10,9 @@ from typing import Final
 
 from tokenflow_gateway.config import Settings, is_loopback
 from tokenflow_gateway.relay.errors import Forbidden, Unauthorized
+from tokenflow_gateway.relay.upstream import CREDENTIALS
 from tokenflow_gateway.tenants.keyring import Keyring
 from tokenflow_gateway.tenants.keys import KeyRecord, parse_key
-from tokenflow_gateway.relay.upstream import CREDENTIALS
 from tokenflow_gateway.tenants.model import KeyKind, Principal
 from tokenflow_gateway.tenants.roster import Roster
 from tokenflow_gateway.tenants.settings import names_tenants
@@ -49,6 +49,11 @@ class Access:
         if self._mode == "auto":
             return self._on_loopback and not self._names_tenants and not self._keyring.in_use
         return self._mode == "allow"
+
+    @property
+    def separates_tenants(self) -> bool:
+        """Whether there may be several, each of which is to see its own alone."""
+        return self._names_tenants or self._keyring.in_use
 
     def client(self, headers: Headers) -> Principal:
         """Who wants something of an engine. Raises `Unauthorized` or `Forbidden`."""

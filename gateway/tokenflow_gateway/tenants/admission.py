@@ -2,6 +2,11 @@
 
 Engines tell over the link who waits in them and how fast streams begin (`engines.load`). One without a
 plugin, or with its link down, takes everybody at once: nothing waits here, the engine queues as ever.
+
+Nobody goes to an engine for which somebody waits who is before it in fair order, but those of a heavier
+class; and of these too, nobody once that one has waited for half of the longest wait. So patient streams do
+not keep an engine full for ever that urgent ones wait for, nor heavy classes one that a light one waits for:
+from then on it has its share by weight.
 """
 
 from __future__ import annotations
@@ -9,9 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
+
+import msgspec
 
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.engines.placement import Placement, Wish
@@ -24,11 +32,13 @@ __all__ = ["Admission", "AdmissionOutcome", "Entrant", "Ticket"]
 _LOOK_EVERY_S = 0.1
 """How often those who wait are looked at when no engine has told anything new."""
 
+_OVERDUE = ""
+"""In the place of the class of one that has waited for long: no class goes before it."""
+
 AdmissionOutcome = Literal["at_once", "waited", "full", "timeout", "left"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entrant:
+class Entrant(msgspec.Struct, frozen=True, kw_only=True):
     """A stream that wants to begin."""
 
     sla: str
@@ -41,7 +51,7 @@ class Entrant:
     """Tokens that it is expected to take."""
     ttft_s: float
     wish: Wish
-    pool: object
+    pool: Hashable
     """What tells its engines from those of others: its model, and the engines that it may be sent to."""
     engines: Callable[[], Sequence[Engine]]
     """Those that may be asked now. May raise `NoEngine`."""
@@ -116,10 +126,8 @@ class Admission:
             ticket.engine = self._placement.least_loaded(engines, entrant.wish, ticket.since)
             self._sent_to(ticket.engine)
             return ticket
-        if not self._has_room(entrant.sla) and self._fit(entrant) is None:
-            self._count(entrant.sla, "full", 0.0)
-            raise QueueFull(entrant.sla)
-        ticket.waiting = Waiting(
+        may_wait = self._has_room(entrant.sla)
+        ticket.waiting = waiting = Waiting(
             sla=entrant.sla,
             weight=entrant.weight,
             tenant=entrant.tenant,
@@ -127,13 +135,20 @@ class Admission:
             user=entrant.user,
             cost=entrant.cost,
             deadline=ticket.since + entrant.ttft_s,
-            pool=entrant.pool,
+            pool=(entrant.sla, entrant.pool),
         )
-        self._queue.push(ticket.waiting)
-        self._tickets[ticket.waiting] = ticket
-        self._serve()
+        self._tickets[waiting] = ticket
+        if self._queue.at_once(waiting, partial(self._find_engine, waited_for={})):
+            self._send_on(waiting)
+        else:
+            self._queue.push(waiting)
+            self._serve()
         if ticket.engine is not None:
             self._count(entrant.sla, "at_once", 0.0)
+        elif not may_wait:
+            self._leave(waiting)
+            self._count(entrant.sla, "full", 0.0)
+            raise QueueFull(entrant.sla)
         return ticket
 
     async def wait(self, ticket: Ticket) -> Engine:
@@ -152,8 +167,7 @@ class Admission:
                     await ticket.given.wait()
             outcome = "timeout" if ticket.engine is None else "waited"
         finally:
-            self._tickets.pop(ticket.waiting, None)
-            self._queue.remove(ticket.waiting)
+            self._leave(ticket.waiting)
             self._count(ticket.entrant.sla, outcome, self._clock() - ticket.since)
         if ticket.engine is None:
             raise QueueTimeout(self._settings.max_wait_s)
@@ -169,25 +183,46 @@ class Admission:
 
     def _serve(self) -> None:
         """Send on, in fair order, as many as engines have room for."""
-        while (waiting := self._queue.take(self._fits)) is not None:
-            ticket = self._tickets.pop(waiting)
-            assert ticket.engine is not None
-            self._sent_to(ticket.engine)
-            ticket.given.set()
+        while self._tickets:
+            waiting = self._queue.take(partial(self._find_engine, waited_for={}))
+            if waiting is None:
+                return
+            self._send_on(waiting)
 
-    def _fits(self, waiting: Waiting) -> bool:
+    def _send_on(self, waiting: Waiting) -> None:
+        """An engine has been found for it."""
+        ticket = self._tickets.pop(waiting)
+        assert ticket.engine is not None
+        self._sent_to(ticket.engine)
+        ticket.given.set()
+
+    def _find_engine(self, waiting: Waiting, waited_for: dict[Engine, set[str]]) -> bool:
+        """Whether there is an engine for it, which its ticket then has.
+
+        `waited_for`: by which classes, of those earlier in fair order for whom there was none.
+        """
         ticket = self._tickets[waiting]
-        ticket.engine = self._fit(ticket.entrant)
-        return ticket.engine is not None
-
-    def _fit(self, entrant: Entrant) -> Engine | None:
+        entrant, now = ticket.entrant, self._clock()
         try:
             engines = entrant.engines()
         except (ModelNotFound, NoEngine):
-            return None  # they may come back while it waits
+            return False  # they may come back while it waits
         if not self._enabled:
-            return self._placement.least_loaded(engines, entrant.wish, self._clock())
-        return self._placement.choose(engines, entrant.wish, self._clock())
+            ticket.engine = self._placement.least_loaded(engines, entrant.wish, now)
+            return True
+        open_to_it = [
+            engine for engine in engines if waited_for.get(engine, frozenset()) <= entrant.wish.behind
+        ]
+        ticket.engine = self._placement.choose(open_to_it, entrant.wish, now)
+        if ticket.engine is None:
+            is_overdue = now - ticket.since > self._settings.max_wait_s / 2
+            for engine in engines:
+                waited_for.setdefault(engine, set()).add(_OVERDUE if is_overdue else entrant.sla)
+        return ticket.engine is not None
+
+    def _leave(self, waiting: Waiting) -> None:
+        self._tickets.pop(waiting, None)
+        self._queue.remove(waiting)
 
     def _has_room(self, sla: str) -> bool:
         """Whether one more of this class may wait: in a place kept for it, or in one that is for all."""

@@ -28,6 +28,9 @@ class Estimate(NamedTuple):
         return self.prompt + self.output
 
 
+_decode_integer = msgspec.json.Decoder(int).decode
+
+
 def estimate(parsed: dict[str, msgspec.Raw], *, assumed_output: int, most_output: int) -> Estimate:
     """`assumed_output`: of a request that names no length; `most_output`: what is taken of one that does."""
     size = sum(memoryview(parsed[name]).nbytes for name in _PROMPTS if name in parsed)
@@ -42,7 +45,7 @@ def _integer(raw: msgspec.Raw | None) -> int | None:
     if raw is None:
         return None
     try:
-        value = msgspec.json.decode(raw, type=int)
+        value = _decode_integer(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return min(value, _MOST) if value >= 0 else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -36,8 +36,9 @@ class Waiting:
     """Tokens that it is expected to take."""
     deadline: float = 0.0
     """When its first token is due."""
-    pool: object = None
-    """Which engines may take it: of two with the same, the later one fits nowhere that the first does not."""
+    pool: Hashable = None
+    """Which engines may take it: of two with the same, the later one fits nowhere that the earlier does not.
+    """
     gone: bool = False
 
     @property
@@ -52,6 +53,7 @@ class _Flow:
     start: float = 0.0
     finish: float = 0.0
     busy: bool = False
+    weight: float = 1.0
 
 
 class _Level:
@@ -63,9 +65,10 @@ class _Level:
         self.flows: dict[str, _Flow] = {}
         self.now = 0.0
 
-    def arrive(self, name: str) -> None:
+    def arrive(self, name: str, weight: float) -> None:
         """It has someone waiting now."""
         flow = self.flows.setdefault(name, _Flow())
+        flow.weight = weight
         if not flow.busy:
             flow.start, flow.busy = max(self.now, flow.finish), True
 
@@ -84,9 +87,9 @@ class _Level:
         self._forget()
 
     def order(self) -> list[str]:
-        """Those who have someone waiting, whose turn comes first before others."""
-        busy = [(flow.start, name) for name, flow in self.flows.items() if flow.busy]
-        return [name for _, name in sorted(busy)]
+        """Those who have someone waiting, whose turn comes first before others; of two, the heavier one."""
+        busy = [(flow.start, -flow.weight, name) for name, flow in self.flows.items() if flow.busy]
+        return [name for *_, name in sorted(busy)]
 
     def _forget(self) -> None:
         """An idle flow whose last turn is in the past is as good as new."""
@@ -96,35 +99,31 @@ class _Level:
 
 
 class _Leaf:
-    """Those of one user, in the order of their deadlines."""
+    """Those of one user, by their pools, in the order of their deadlines."""
 
-    __slots__ = ("_heap", "count")
+    __slots__ = ("_pools", "count")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Waiting]] = []
+        self._pools: dict[Hashable, list[tuple[float, int, Waiting]]] = {}
         self.count = 0
 
     def push(self, waiting: Waiting, path: _Path, arrival: int) -> None:
-        heapq.heappush(self._heap, (waiting.deadline, arrival, waiting))
+        heapq.heappush(self._pools.setdefault(waiting.pool, []), (waiting.deadline, arrival, waiting))
         self.count += 1
 
     def take_out(self, waiting: Waiting, path: _Path, cost: float | None) -> None:
         waiting.gone = True
         self.count -= 1
-        while self._heap and self._heap[0][2].gone:
-            heapq.heappop(self._heap)
+        heap = self._pools[waiting.pool]
+        while heap and heap[0][2].gone:
+            heapq.heappop(heap)
+        if not heap:
+            del self._pools[waiting.pool]
 
     def candidates(self) -> Iterator[Waiting]:
         """The first for each pool of engines."""
-        first = self._heap[0][2]
-        yield first
-        if len(self._heap) == 1:
-            return
-        seen = {first.pool}
-        for _, _, waiting in sorted(self._heap)[1:]:
-            if not waiting.gone and waiting.pool not in seen:
-                seen.add(waiting.pool)
-                yield waiting
+        for _, _, waiting in sorted(heap[0] for heap in self._pools.values()):
+            yield waiting
 
 
 class _Branch:
@@ -140,13 +139,13 @@ class _Branch:
         self.count = 0
 
     def push(self, waiting: Waiting, path: _Path, arrival: int) -> None:
-        (name, _weight), *rest = path
+        (name, weight), *rest = path
         child = self.children.get(name)
         if child is None:
             child = self.children[name] = _Branch() if rest else _Leaf()
         child.push(waiting, rest, arrival)
         self.count += 1
-        self._level.arrive(name)
+        self._level.arrive(name, weight)
 
     def take_out(self, waiting: Waiting, path: _Path, cost: float | None) -> None:
         """`cost`: what it is served with; None if it has left."""
@@ -160,6 +159,16 @@ class _Branch:
             self._level.leave(name)
         if not (child.count or self._keeps):
             del self.children[name]
+
+    def pass_through(self, path: _Path, cost: float) -> None:
+        """One that comes while nobody waits here, and is served."""
+        (name, weight), *rest = path
+        self._level.arrive(name, weight)
+        self._level.serve(name, cost / weight, more=False)
+        if self._keeps:
+            child = self.children.setdefault(name, _Branch())
+            assert isinstance(child, _Branch)
+            child.pass_through(rest, cost)
 
     def candidates(self) -> Iterator[Waiting]:
         """In fair order."""
@@ -184,14 +193,30 @@ class FairQueue:
     def push(self, waiting: Waiting) -> None:
         self._root.push(waiting, waiting.path, next(self._arrivals))
 
+    def at_once(self, waiting: Waiting, fits: Callable[[Waiting], bool]) -> bool:
+        """`push` and `take` in one, of one that fits while nobody waits. False if that is not so."""
+        if len(self) or not fits(waiting):
+            return False
+        waiting.gone = True
+        self._root.pass_through(waiting.path, max(waiting.cost, _LEAST_COST))
+        return True
+
     def remove(self, waiting: Waiting) -> None:
         """It has left without being served. Harmless if it is not here any more."""
         if not waiting.gone:
             self._root.take_out(waiting, waiting.path, None)
 
     def take(self, fits: Callable[[Waiting], bool]) -> Waiting | None:
-        """The first, in fair order, of those that fit; it is in the queue no longer."""
-        found = next((waiting for waiting in self._root.candidates() if fits(waiting)), None)
-        if found is not None:
-            self._root.take_out(found, found.path, max(found.cost, _LEAST_COST))
-        return found
+        """The first, in fair order, of those that fit; it is in the queue no longer.
+
+        `fits` is asked in that order, and of each pool only for the first that waits.
+        """
+        full: set[Hashable] = set()
+        for waiting in self._root.candidates():
+            if waiting.pool in full:
+                continue
+            if fits(waiting):
+                self._root.take_out(waiting, waiting.path, max(waiting.cost, _LEAST_COST))
+                return waiting
+            full.add(waiting.pool)
+        return None

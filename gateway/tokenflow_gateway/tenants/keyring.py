@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -93,17 +94,20 @@ class KeyWatch:
 
     async def run(self) -> None:
         """Until cancelled. While the store cannot be read the keys stay as they were, and the log says so."""
-        store = await asyncio.to_thread(KeyStore, self._path)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="keys")
+        opening = thread.submit(KeyStore, self._path)
         try:
+            store = await asyncio.wrap_future(opening)
             while True:
-                await self._look(store)
+                await self._look(store, thread)
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
-            store.close()
+            thread.submit(_close, opening)  # behind a look that is under way: nobody waits for that any more
+            thread.shutdown(wait=False)
 
-    async def _look(self, store: KeyStore) -> None:
+    async def _look(self, store: KeyStore, thread: ThreadPoolExecutor) -> None:
         try:
-            records = await asyncio.to_thread(_news, store)
+            records = await asyncio.wrap_future(thread.submit(_news, store))
         except StoreError as error:
             if not self._failing:
                 _log.error("API keys cannot be read: those known stay valid", reason=str(error))
@@ -114,6 +118,11 @@ class KeyWatch:
         self._failing = False
         if records is not None:
             self.keyring.replace(records)
+
+
+def _close(opening: Future[KeyStore]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _news(store: KeyStore) -> list[KeyRecord] | None:

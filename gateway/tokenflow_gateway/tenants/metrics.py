@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter as Tally
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from functools import cache
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
@@ -18,6 +19,7 @@ __all__ = ["OTHER", "TenantLabels", "TenantMetrics"]
 OTHER: Final = "other"
 """Label of all tenants beyond the bound together."""
 
+_KINDS: Final = ("prompt", "generated", "delivered", "consumed")
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -42,6 +44,17 @@ class TenantLabels:
         return tenant
 
 
+class _OfClass(NamedTuple):
+    """The metrics of one class: to look them up by its label takes longer than to write them."""
+
+    ttft: Histogram
+    late: Counter
+    tokens: Mapping[str, Counter]
+    stalls: Counter
+    stall_s: Counter
+    parked_s: Counter
+
+
 class TenantMetrics:
     """Written once for each stream, when its counts are final; gauges are read when scraped."""
 
@@ -51,9 +64,10 @@ class TenantMetrics:
         def counter(name: str, text: str, *labelled: str) -> Counter:
             return Counter(f"tokenflow_{name}", text, labelled, registry=registry)
 
-        self._class_ended = counter(
+        class_ended = counter(
             "class_streams_ended", "Streams by class and by how they ended.", "sla", "reason"
         )
+        self._class_ended = cache(class_ended.labels)
         self._class_ttft = Histogram(
             "tokenflow_class_time_to_first_token_seconds",
             "Arrival of a streaming request to its first content handed to the client, by class.",
@@ -81,15 +95,18 @@ class TenantMetrics:
         self._class_parked_s = counter(
             "class_parked_seconds", "Seconds that streams were out of the batch for others, by class.", "sla"
         )
-        self._tenant_ended = counter(
+        tenant_ended = counter(
             "tenant_streams_ended", "Streams by tenant and by how they ended.", "tenant", "reason"
         )
+        self._tenant_ended = cache(tenant_ended.labels)
         self._tenant_tokens = counter(
             "tenant_tokens",
             "Tokens of streams by tenant: prompt, generated, delivered, consumed.",
             "tenant",
             "kind",
         )
+        self._classes: dict[str, _OfClass] = {}
+        self._tenants: dict[str, Mapping[str, Counter]] = {}
 
     def watch(self, registry: CollectorRegistry, streams: Iterable[Stream]) -> None:
         """Export how many streams there are from now on."""
@@ -101,23 +118,52 @@ class TenantMetrics:
         if end == "retried":
             return
         sla, tenant, now = stream.grant.sla.name, self._labels.of(stream.tenant), time.monotonic()
-        self._class_ended.labels(sla, end).inc()
-        self._tenant_ended.labels(tenant, end).inc()
+        self._class_ended(sla, end).inc()
+        self._tenant_ended(tenant, end).inc()
+        of_class, of_tenant = self._of_class(sla), self._of_tenant(tenant)
         for kind, tokens in _tokens(stream).items():
-            self._class_tokens.labels(sla, kind).inc(tokens)
-            self._tenant_tokens.labels(tenant, kind).inc(tokens)
+            _add(of_class.tokens[kind], tokens)
+            _add(of_tenant[kind], tokens)
         tally = stream.reader.tally
-        self._class_stalls.labels(sla).inc(tally.stalls)
-        self._class_stall_s.labels(sla).inc(tally.stall_s)
-        self._class_parked_s.labels(sla).inc(stream.parked_s(now))
+        _add(of_class.stalls, tally.stalls)
+        _add(of_class.stall_s, tally.stall_s)
+        _add(of_class.parked_s, stream.parked_s(now))
         if stream.streaming and end != "refused":
-            self._first_token(sla, stream)
+            _note_first_token(of_class, stream)
 
-    def _first_token(self, sla: str, stream: Stream) -> None:
-        if stream.ttft_s is not None:
-            self._class_ttft.labels(sla).observe(stream.ttft_s)
-        waited_s = stream.ttft_s if stream.ttft_s is not None else (stream.ended or 0.0) - stream.started
-        self._class_late.labels(sla).inc(waited_s > stream.grant.ttft_s)
+    def _of_class(self, sla: str) -> _OfClass:
+        found = self._classes.get(sla)
+        if found is None:
+            found = self._classes[sla] = _OfClass(
+                self._class_ttft.labels(sla),
+                self._class_late.labels(sla),
+                {kind: self._class_tokens.labels(sla, kind) for kind in _KINDS},
+                self._class_stalls.labels(sla),
+                self._class_stall_s.labels(sla),
+                self._class_parked_s.labels(sla),
+            )
+        return found
+
+    def _of_tenant(self, tenant: str) -> Mapping[str, Counter]:
+        found = self._tenants.get(tenant)
+        if found is None:
+            found = self._tenants[tenant] = {
+                kind: self._tenant_tokens.labels(tenant, kind) for kind in _KINDS
+            }
+        return found
+
+
+def _add(counter: Counter, amount: float) -> None:
+    """Most streams have nothing to add to most counters, and each takes a lock."""
+    if amount:
+        counter.inc(amount)
+
+
+def _note_first_token(of_class: _OfClass, stream: Stream) -> None:
+    if stream.ttft_s is not None:
+        of_class.ttft.observe(stream.ttft_s)
+    waited_s = stream.ttft_s if stream.ttft_s is not None else (stream.ended or 0.0) - stream.started
+    _add(of_class.late, waited_s > stream.grant.ttft_s)
 
 
 def _tokens(stream: Stream) -> Mapping[str, float]:

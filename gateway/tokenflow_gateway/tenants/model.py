@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Final, Literal
 
+import msgspec
+
 from tokenflow_engine.protocol import Reader
 
 __all__ = [
@@ -56,7 +58,13 @@ class Limits:
 
     @property
     def is_unlimited(self) -> bool:
-        return self.over(UNLIMITED) == UNLIMITED
+        limits = (
+            self.requests_per_minute,
+            self.tokens_per_minute,
+            self.concurrent_streams,
+            self.budget_tokens,
+        )
+        return limits == (None, None, None, None)
 
 
 UNLIMITED: Final = Limits()
@@ -123,8 +131,7 @@ class Principal:
         return self.tenant.name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grant:
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """What one request gets: never more than its principal's rights."""
 
     principal: Principal

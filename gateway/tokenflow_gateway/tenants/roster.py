@@ -24,6 +24,7 @@ class Roster:
         self.tenants: Mapping[str, Tenant] = {name: entry.named(name) for name, entry in tenants.items()}
         self.tells_class = bool(classes)
         """Whether answers name their class: where only one exists, it says nothing."""
+        self._anonymous = _principal(self.tenant(ANONYMOUS))
 
     def tenant(self, name: str) -> Tenant:
         """One that is not configured has the rights of `Tenant`'s defaults."""
@@ -31,7 +32,7 @@ class Roster:
 
     def anonymous(self) -> Principal:
         """Who asks without a key."""
-        return self._principal(self.tenant(ANONYMOUS))
+        return self._anonymous
 
     def holder(self, record: KeyRecord) -> Principal:
         """Who asks with this key. Raises `Forbidden` if the key is left with no class, or no engine."""
@@ -53,10 +54,9 @@ class Roster:
             engines=engines,
         )
 
-    def _principal(self, tenant: Tenant) -> Principal:
-        return Principal(
-            tenant=tenant,
-            classes=tenant.classes,
-            default_class=tenant.default_class,
-            engines=tenant.engines,
-        )
+
+def _principal(tenant: Tenant) -> Principal:
+    """Who has all of the tenant's rights."""
+    return Principal(
+        tenant=tenant, classes=tenant.classes, default_class=tenant.default_class, engines=tenant.engines
+    )

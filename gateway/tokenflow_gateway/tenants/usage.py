@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -79,7 +78,9 @@ class UsageLog:
         self._path = state / USAGE_FILE
         self._settings = settings
         self._on_dropped = on_dropped
-        self._entries: queue.Queue[UsageRecord | ReadOn | None] = queue.Queue(most_waiting)
+        self._most_waiting = most_waiting
+        self._entries: deque[UsageRecord | ReadOn] = deque()
+        self._news = threading.Event()  # there are entries, or it is time to end
         self._closing = threading.Event()
         self._failing = False
         self._tidied_at = 0.0
@@ -92,10 +93,9 @@ class UsageLog:
     async def aclose(self) -> None:
         """Write what is there, in as much time as a disk that works needs."""
         self._closing.set()
-        with contextlib.suppress(queue.Full):
-            self._entries.put_nowait(None)
+        self._news.set()
         await asyncio.to_thread(self._thread.join, _CLOSE_WITHIN_S)
-        self._dropped(self._entries.qsize())
+        self._dropped(len(self._entries))
 
     def ended(self, stream: Stream) -> None:
         """A stream is over, and its counts are final. Never waits."""
@@ -109,10 +109,12 @@ class UsageLog:
     # ---- inside ------------------------------------------------------------------------------------
 
     def _put(self, entry: UsageRecord | ReadOn) -> None:
-        try:
-            self._entries.put_nowait(entry)
-        except queue.Full:
+        if len(self._entries) >= self._most_waiting:
             self._dropped(1)
+            return
+        self._entries.append(entry)
+        if not self._news.is_set():
+            self._news.set()
 
     def _dropped(self, count: int) -> None:
         if count:
@@ -123,7 +125,7 @@ class UsageLog:
         store: UsageStore | None = None
         waiting: list[UsageRecord | ReadOn] = []
         try:
-            while not (self._closing.is_set() and self._entries.empty() and not waiting):
+            while not (self._closing.is_set() and not self._entries and not waiting):
                 waiting = waiting or self._gather()
                 try:
                     store = store or UsageStore(self._path)
@@ -140,19 +142,13 @@ class UsageLog:
 
     def _gather(self) -> list[UsageRecord | ReadOn]:
         """The next entries; waits for the first, and for a moment for others."""
-        first = self._entries.get()
-        if first is None:
-            return []
-        if not self._closing.is_set():
+        self._news.wait()
+        if len(self._entries) < _BATCH:
             self._closing.wait(_GATHER_S)
-        gathered = [first]
-        while len(gathered) < _BATCH:
-            try:
-                entry = self._entries.get_nowait()
-            except queue.Empty:
-                break
-            if entry is not None:
-                gathered.append(entry)
+        self._news.clear()
+        gathered = [self._entries.popleft() for _ in range(min(_BATCH, len(self._entries)))]
+        if self._entries:
+            self._news.set()
         return gathered
 
     def _write(self, store: UsageStore, entries: list[UsageRecord | ReadOn]) -> None:

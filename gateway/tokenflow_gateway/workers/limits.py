@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -54,7 +55,12 @@ class WorkerLimits:
         lease_id = _prefix(self._worker.index) + lease_id
         try:
             return await self._peers.ask(_FIRST, Take(list(subjects), lease_id, tokens), Verdict)
-        except Unreachable:
+        except asyncio.CancelledError:
+            self._give_back(subjects, lease_id, tokens)
+            raise
+        except Unreachable as error:
+            if not error.gone:
+                self._give_back(subjects, lease_id, tokens)
             return self._take_alone(subjects, lease_id, tokens)
 
     def settle(self, lease: Lease, tokens: int | None) -> None:
@@ -67,6 +73,11 @@ class WorkerLimits:
     async def aclose(self) -> None:
         """Wait until the ends of all requests are told, or cannot be."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _give_back(self, subjects: Sequence[Subject], lease_id: str, tokens: int) -> None:
+        """What the first worker may have given, or may yet give, to who does not wait for it any more."""
+        lease = Lease(lease_id, tuple(subjects), tokens, time.time())
+        self._spawn(self._tell(Settle(lease, 0)))
 
     def _take_alone(self, subjects: Sequence[Subject], lease_id: str, tokens: int) -> Verdict:
         shares = [Subject(name, share_of(limits, self._worker.count)) for name, limits in subjects]

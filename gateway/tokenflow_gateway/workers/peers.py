@@ -15,7 +15,7 @@ import structlog
 
 from tokenflow_gateway.engines.draining import LocalDraining
 from tokenflow_gateway.tenants.limits import Lease, Subject
-from tokenflow_gateway.workers.worker import Worker
+from tokenflow_gateway.workers.worker import MAX_WORKERS, Worker
 
 __all__ = [
     "Began",
@@ -38,6 +38,10 @@ __all__ = [
 _log = structlog.stdlib.get_logger("tokenflow.workers")
 
 ANSWER_WITHIN_S = 2.0
+_AT_ONCE = 64
+"""Questions that one worker asks at a time; others wait for their turn, within the same time."""
+_BACKLOG = MAX_WORKERS * _AT_ONCE
+"""Connections that may wait for a worker to take them: beyond, the system turns them away."""
 
 T = TypeVar("T")
 
@@ -118,6 +122,7 @@ class Peers:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._turns = asyncio.Semaphore(_AT_ONCE)
         self._telling: set[asyncio.Task[None]] = set()
 
     def tell(self, lesson: Lesson) -> None:
@@ -135,10 +140,10 @@ class Peers:
     async def ask(self, index: int, question: Question, answer: type[T]) -> T:
         """The answer of worker `index`. Raises `Unreachable`."""
         try:
-            async with asyncio.timeout(ANSWER_WITHIN_S):
+            async with asyncio.timeout(ANSWER_WITHIN_S), self._turns:
                 frame = await self._exchange(index, msgspec.msgpack.encode(question))
-                return msgspec.msgpack.decode(frame, type=answer)
-        except TimeoutError as error:
+            return msgspec.msgpack.decode(frame, type=answer)
+        except (TimeoutError, BlockingIOError) as error:
             raise Unreachable(index, gone=False) from error
         except (OSError, msgspec.DecodeError) as error:
             raise Unreachable(index, gone=True) from error
@@ -196,7 +201,7 @@ class PeerServer:
     async def run(self) -> None:
         """Listen in place of a predecessor that may have died."""
         self._path.unlink(missing_ok=True)
-        server = await asyncio.start_unix_server(self._serve, self._path)
+        server = await asyncio.start_unix_server(self._serve, self._path, backlog=_BACKLOG)
         try:
             await asyncio.get_running_loop().create_future()
         finally:

@@ -40,7 +40,7 @@ class Supervisor:
         budget: Callable[[], RestartBudget] = RestartBudget,
         on_hangup: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`budget`: of restarts, for each worker. `on_hangup`, at SIGHUP, says whether workers are to hear it."""
+        """`budget`: of restarts, for each worker. `on_hangup`: whether they are to hear SIGHUP."""
         self._serve = serve
         self._on_hangup = on_hangup
         self._pids: dict[int, int] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import msgspec
 
@@ -11,7 +11,7 @@ from tokenflow_gateway.readers.track import ReaderTrack
 from tokenflow_gateway.relay.errors import RelayError, normalise_error
 from tokenflow_gateway.relay.meter import Piece
 from tokenflow_gateway.relay.request import Body, RequestFields
-from tokenflow_gateway.relay.stream import Stream, new_rid
+from tokenflow_gateway.relay.stream import Stream
 from tokenflow_gateway.relay.upstream import Header
 from tokenflow_gateway.relay.usage import Usage
 
@@ -61,9 +61,8 @@ class Document(NamedTuple):
 class Dialect(ABC):
     """One API. Stateless: what belongs to a stream is in its meter."""
 
-    def new_rid(self) -> str:
-        """A name for a request, which no other has had."""
-        return new_rid()
+    rid_prefix: ClassVar[str] = "tf-"
+    """How the gateway's names for requests begin."""
 
     @abstractmethod
     def read_fields(self, parsed: Body) -> RequestFields:

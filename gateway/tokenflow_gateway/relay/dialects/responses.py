@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 import msgspec
@@ -11,7 +10,14 @@ from tokenflow_gateway.readers.track import ReaderTrack
 from tokenflow_gateway.relay.dialects.base import Dialect, Document, Meter
 from tokenflow_gateway.relay.dialects.named import NamedEventMeter, TokenUsage, read_document
 from tokenflow_gateway.relay.errors import RelayError, error_message, error_type
-from tokenflow_gateway.relay.request import Body, RequestFields, named_body, read_flag, read_plain_fields
+from tokenflow_gateway.relay.request import (
+    Body,
+    RequestFields,
+    named_body,
+    read_flag,
+    read_plain_fields,
+    read_text,
+)
 
 __all__ = ["ResponsesDialect"]
 
@@ -65,18 +71,17 @@ class ResponsesMeter(NamedEventMeter):
 class ResponsesDialect(Dialect):
     """Named and numbered events; errors in OpenAI's shape."""
 
-    def new_rid(self) -> str:
-        """SGLang's name of a request is the id of its response here, which has to look like one."""
-        return f"resp_{uuid.uuid4().hex}"
+    rid_prefix = "resp_"
+    """SGLang's name of a request is the id of its response here, which has to look like one."""
 
     def read_fields(self, parsed: Body) -> RequestFields:
         fields = read_plain_fields(parsed)
-        if read_flag(parsed, "background") and not fields.stream:
-            return msgspec.structs.replace(fields, detached=True)
-        return fields
+        detached = read_flag(parsed, "background") and not fields.stream
+        continues = read_text(parsed, "previous_response_id")
+        return msgspec.structs.replace(fields, detached=detached, continues=continues)
 
     def upstream_body(self, body: bytes, parsed: Body, *, rid: str | None, stream: bool) -> bytes:
-        return body if rid is None else named_body(parsed, "request_id", rid)
+        return body if rid is None and "request_id" not in parsed else named_body(parsed, "request_id", rid)
 
     def meter(
         self, track: ReaderTrack, fields: RequestFields, *, max_event_bytes: int, sglang: bool

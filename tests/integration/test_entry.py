@@ -217,6 +217,10 @@ async def busy(gateway: RunningGateway, plugin: PluginStandIn) -> None:
     await eventually(lambda: engine.stats is not None and engine.stats.waiting == 50, "the engine is busy")
 
 
+def rid_of(answer: httpx.Response) -> str:
+    return answer.headers["x-tokenflow-stream"].partition(".")[0]
+
+
 def waiting(gateway: RunningGateway) -> int:
     return sum(gateway.app.fleet.admission.waiting.values())
 
@@ -231,8 +235,9 @@ async def test_a_stream_waits_here_until_its_engine_has_room(engine: ReplayEngin
             assert not [seen for seen in engine.requests if seen.method == "POST"]
             assert gateway.metric("tokenflow_queue_streams", sla="default") == 1
             plugin.tells(waiting=0)
-            assert (await task).status_code == 200
-            assert len(plugin.opened) == 1
+            answer = await task
+            assert answer.status_code == 200
+            await eventually(lambda: plugin.opened == [rid_of(answer)], "it is announced, once")
             assert gateway.metric("tokenflow_queue_left_total", sla="default", outcome="waited") == 1
 
 
@@ -257,8 +262,9 @@ async def test_a_client_that_leaves_the_queue_leaves_nothing(engine: ReplayEngin
             task.cancel()
             await eventually(lambda: waiting(gateway) == 0, "its place is free")
             plugin.tells(waiting=0)
-            assert (await post(gateway)).status_code == 200
-            assert len(plugin.opened) == 1
+            answer = await post(gateway)
+            assert answer.status_code == 200
+            await eventually(lambda: plugin.opened == [rid_of(answer)], "who has left was not announced")
 
 
 async def test_who_waits_for_too_long_is_told_so(engine: ReplayEngine, tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """The gateway's end of the link to one engine's plugin.
 
 One task owns the DEALER socket: it says hello, pings, notices silence and starts over. Everybody else only
-queues messages, which never waits; those of one turn of the event loop go to zmq together, since each time
-that its thread has to be woken costs more than the message. A stream's announcement goes at once. While the link is down messages are dropped: at
-the next welcome the live streams are announced anew, and streams go on without a link as the stock engine
-serves them.
+queues messages, which never waits. Those of one turn of the event loop go to zmq together, since each time
+that its thread has to be woken costs more than the message; a stream's announcement goes at once, with what
+was queued before it. While the link is down messages are dropped: at the next welcome the live streams are
+announced anew, and streams go on without a link as the stock engine serves them.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class StreamOpened(_Message, frozen=True, tag=True):
     weight: float = 1.0
     """Of its class: who goes first when not everybody can be served."""
     ttft_s: float = 1.0
-    """Seconds to the first token that its class promises."""
+    """Seconds to the first token that are left of what its class promises."""
     may_park: bool = True
     """Whether its class allows it to be preempted."""
     lead_cap_s: float | None = None

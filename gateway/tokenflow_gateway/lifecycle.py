@@ -232,7 +232,7 @@ def _announcement(stream: Stream) -> StreamOpened:
         reader=stream.reader.reader,
         declared_rate=stream.reader.declared_rate,
         weight=stream.grant.weight,
-        ttft_s=stream.grant.ttft_s,
+        ttft_s=stream.grant.ttft_s - stream.queued_s,
         may_park=stream.grant.may_park,
         lead_cap_s=stream.grant.sla.lead_cap_s,
     )

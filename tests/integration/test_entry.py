@@ -20,7 +20,7 @@ from support.plugin_stand_in import PluginStandIn
 from support.replay_engine import ReplayEngine, Script, Send
 from support.transcripts import load
 from tokenflow_gateway.store.usage import UsageStore
-from tokenflow_gateway.tenants.model import Limits
+from tokenflow_gateway.tenants.model import Limits, SlaClass
 
 CHAT = "/v1/chat/completions"
 
@@ -238,6 +238,8 @@ async def test_a_stream_waits_here_until_its_engine_has_room(engine: ReplayEngin
             answer = await task
             assert answer.status_code == 200
             await eventually(lambda: plugin.opened == [rid_of(answer)], "it is announced, once")
+            (announced,) = plugin.announced.values()
+            assert announced.ttft_s < SlaClass(name="default").ttft_s, "some of it is gone"
             assert gateway.metric("tokenflow_queue_left_total", sla="default", outcome="waited") == 1
 
 
@@ -247,6 +249,9 @@ async def test_without_the_queue_it_would_wait_in_the_engine(engine: ReplayEngin
         async with queueing(engine, tmp_path, enabled=False) as gateway:
             await busy(gateway, plugin)
             assert (await post(gateway)).status_code == 200
+            await eventually(lambda: bool(plugin.announced), "it is announced")
+            (announced,) = plugin.announced.values()
+            assert announced.ttft_s == SlaClass(name="default").ttft_s
 
 
 async def test_a_client_that_leaves_the_queue_leaves_nothing(engine: ReplayEngine, tmp_path: Path) -> None:

@@ -126,7 +126,9 @@ async def at_terminal(
     """An example at a terminal, which is its controlling one, so that Ctrl-C works."""
     ours, theirs = pty.openpty()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+        *(sys.executable, "-c", "import fcntl, os, signal, sys, termios; "
+          "fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+          "signal.signal(signal.SIGINT, signal.SIG_DFL); "  # which background jobs of a shell ignore
           "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"),
         *(ROOT / "examples" / name, *arguments),
         stdin=theirs,

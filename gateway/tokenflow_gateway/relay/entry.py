@@ -32,10 +32,14 @@ _NOTHING_DONE = frozenset({"refused", "retried"})
 class Entered:
     """A request that may begin. A context manager: its limits are settled at the end."""
 
-    __slots__ = ("_allowance", "_estimate", "_used", "attempts")
+    __slots__ = ("_allowance", "_estimate", "_used", "attempts", "queued_s")
 
-    def __init__(self, attempts: Attempts, estimate: Estimate, allowance: Allowance) -> None:
+    def __init__(
+        self, attempts: Attempts, estimate: Estimate, allowance: Allowance, *, queued_s: float
+    ) -> None:
+        """`queued_s`: for which it has waited before the engines."""
         self.attempts = attempts
+        self.queued_s = queued_s
         self._estimate = estimate
         self._allowance = allowance
         self._used = 0
@@ -88,15 +92,14 @@ class Entry:
         try:
             entrant = self._entrant(request, parsed, fields, grant, expected)
             ticket = self._admission.enter(entrant)
-            if ticket.engine is None:
-                await self._wait(request, ticket)
+            queued_s = 0.0 if ticket.engine is not None else await self._wait(request, ticket)
             attempts = self._asking.attempts(
                 fields.model, among=grant.engines, wish=entrant.wish, first=ticket.engine
             )
         except BaseException:
             allowance.settle(0)
             raise
-        return Entered(attempts, expected, allowance)
+        return Entered(attempts, expected, allowance, queued_s=queued_s)
 
     async def passed(self, request: Request, parsed: Body | None = None) -> Allowance:
         """The same for what nobody follows: it counts as a request, and by its size, and never waits.
@@ -137,8 +140,8 @@ class Entry:
             engines=partial(registry.serving, fields.model, among=grant.engines),
         )
 
-    async def _wait(self, request: Request, ticket: Ticket) -> None:
-        """In the queue; the client may leave, and the request's total time may be over."""
+    async def _wait(self, request: Request, ticket: Ticket) -> float:
+        """Seconds in the queue; the client may leave meanwhile, and the request's total time may be over."""
         exchange = request.exchange
         since, trace = time.monotonic(), exchange.trace
         try:
@@ -147,6 +150,7 @@ class Entry:
         finally:
             if trace is not None:
                 trace.waited("admission", since)
+        return time.monotonic() - since
 
 
 def _tokens_in(request: Request) -> int:

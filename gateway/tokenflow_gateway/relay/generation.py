@@ -141,6 +141,7 @@ class Generations:
             grant=asked.grant,
             streaming=fields.stream,
             started=asked.arrived,
+            queued_s=entered.queued_s,
         )
         if exchange.trace is not None:
             stream.trace = exchange.trace.attempt(stream, asked.parsed)

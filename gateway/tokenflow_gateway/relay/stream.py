@@ -60,6 +60,8 @@ class Stream:
     opened_at: float = field(default_factory=time.time)
     """Wall-clock seconds; durations come from `started`."""
     started: float = field(default_factory=time.monotonic)
+    queued_s: float = 0.0
+    """Of the time since then, what it has waited for a place on an engine."""
     first_token: float | None = None
     """`time.monotonic()` when the first content was handed to the client."""
     received: int = 0

@@ -29,6 +29,7 @@ class Estimate(NamedTuple):
 
 
 _decode_integer = msgspec.json.Decoder(int).decode
+_decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def estimate(parsed: dict[str, msgspec.Raw], *, assumed_output: int, most_output: int) -> Estimate:
@@ -36,8 +37,19 @@ def estimate(parsed: dict[str, msgspec.Raw], *, assumed_output: int, most_output
     size = sum(memoryview(parsed[name]).nbytes for name in _PROMPTS if name in parsed)
     lengths = [length for name in _LENGTHS if (length := _integer(parsed.get(name))) is not None]
     output = min(max(lengths), most_output) if lengths else assumed_output
-    answers = _integer(parsed.get("n")) or 1
-    return Estimate(math.ceil(size / _BYTES_PER_TOKEN), output * min(answers, _MOST_ANSWERS))
+    answers = min(_integer(parsed.get("n")) or 1, _MOST_ANSWERS) * _prompts(parsed.get("prompt"))
+    return Estimate(math.ceil(size / _BYTES_PER_TOKEN), output * answers)
+
+
+def _prompts(raw: msgspec.Raw | None) -> int:
+    """Texts that `/v1/completions` is to go on from: a list of texts, or of lists of ids, has several."""
+    if raw is None:
+        return 1
+    try:
+        prompts = _decode_list(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return 1
+    return len(prompts) if prompts and bytes(prompts[0])[:1] in b'["' else 1
 
 
 def _integer(raw: msgspec.Raw | None) -> int | None:

@@ -10,6 +10,7 @@ from typing import Final
 import structlog
 
 from tokenflow_gateway.config import ConfigError, Settings
+from tokenflow_gateway.tenants.settings import check_names
 
 __all__ = ["RELOADED", "Reloader", "merged"]
 
@@ -39,13 +40,20 @@ RELOADED: Final = frozenset(
 
 
 def merged(old: Settings, new: Settings) -> tuple[Settings, list[str]]:
-    """The settings from now on, and the names of those that have changed and need a restart."""
+    """The settings from now on, and the names of those that have changed and need a restart.
+
+    Raises `ConfigError` if what changes now needs what changes later: an engine that is not there yet.
+    """
     waiting = [
         name
         for name in Settings.model_fields
         if name not in RELOADED and getattr(old, name) != getattr(new, name)
     ]
     changes = {name: getattr(new, name) for name in RELOADED}
+    try:
+        check_names(new.classes, new.tenants, {engine.name for engine in old.engines})
+    except ValueError as error:
+        raise ConfigError(f"{error}; engines change at the next start") from error
     return old.model_copy(update=changes), waiting
 
 

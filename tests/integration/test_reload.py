@@ -49,6 +49,15 @@ def test_what_needs_a_restart_is_named_and_stays() -> None:
     assert Settings.model_fields.keys() >= RELOADED
 
 
+def test_a_tenant_of_an_engine_that_is_not_there_yet_changes_nothing() -> None:
+    """Engines change at the next start, tenants at once: every request of this one would find no engine."""
+    engines = ["http://127.0.0.1:9", "http://127.0.0.1:10"]
+    later = settings_of(engines=engines).engines[1].name
+    new = settings_of(engines=engines, tenants={"acme": {"engines": [later]}})
+    with pytest.raises(ConfigError, match=r"there is no engine .* next start"):
+        merged(settings_of(), new)
+
+
 async def test_the_next_request_gets_the_new_rules_and_a_stream_keeps_its_own(
     engine: ReplayEngine, tmp_path: Path
 ) -> None:

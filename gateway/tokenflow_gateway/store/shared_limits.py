@@ -40,6 +40,8 @@ _log = structlog.stdlib.get_logger("tokenflow.store")
 
 _SCRIPT: Final = (files("tokenflow_gateway.store") / "limits.lua").read_text(encoding="utf-8")
 _RECONCILE_S: Final = 10.0
+_OPEN_KEPT_S: Final = 3600
+"""After the last renewal, as in the script."""
 
 
 @dataclass(slots=True)
@@ -172,7 +174,9 @@ class SharedLimits:
             return
         async with self._store.asking() as client, client.pipeline(transaction=False) as pipe:
             for name, those in leases.items():
-                pipe.zadd(self._store.key("limits", name, "open"), those, xx=True)
+                key = self._store.key("limits", name, "open")
+                pipe.zadd(key, those, xx=True)
+                pipe.expire(key, _OPEN_KEPT_S)
             await pipe.execute()
 
     def _forget(self) -> None:

@@ -239,8 +239,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return False
         if cycle.disconnected or cycle.response_complete:
             return False
-        last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
-        self.transport.write(last)
+        self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n")
         cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:

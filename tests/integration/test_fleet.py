@@ -15,7 +15,7 @@ from support import scenarios
 from support.gateway import RunningGateway, eventually, running_gateway
 from support.keys import make_key, revoke_key
 from support.redis_server import RedisServer, needs_redis, redis_server
-from support.replay_engine import ReplayEngine, Script, Send
+from support.replay_engine import ReplayEngine
 from support.transcripts import load
 from tokenflow_gateway.tenants.keys import NewKey
 
@@ -27,9 +27,7 @@ SECRET = "a secret that all gateways have"
 
 @pytest.fixture
 async def engine() -> AsyncIterator[ReplayEngine]:
-    scripts = scenarios.recordings("chat_stream", "models")
-    scripts["/v1/models"] = scripts["models"]
-    scripts["/model_info"] = Script(headers={"content-type": "application/json"}, steps=[Send(b"{}")])
+    scripts = scenarios.sglang("chat_stream")
     scripts["endless"] = scenarios.endless(load("chat_stream"))
     async with ReplayEngine(scripts) as engine:
         yield engine

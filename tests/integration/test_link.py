@@ -14,7 +14,7 @@ import zmq.asyncio
 
 from support import scenarios
 from support.gateway import RunningGateway, eventually, running_gateway
-from support.replay_engine import ReplayEngine, Script, Send
+from support.replay_engine import ReplayEngine
 from support.transcripts import load
 from tokenflow_engine.control.endpoint import default_endpoint, link_secret
 from tokenflow_engine.control.owners import Confirmation, Delivery, Replaced, Update
@@ -109,9 +109,7 @@ def plugin(engine: ReplayEngine, **options: str) -> Iterator[Plugin]:
 
 @pytest.fixture
 async def engine() -> AsyncIterator[ReplayEngine]:
-    scripts = scenarios.recordings("chat_stream", "chat_stream_usage", "models")
-    scripts["/v1/models"] = scripts["models"]
-    scripts["/model_info"] = Script(headers={"content-type": "application/json"}, steps=[Send(b"{}")])
+    scripts = scenarios.sglang("chat_stream", "chat_stream_usage")
     scripts["endless"] = scenarios.endless(load("chat_stream"))
     async with ReplayEngine(scripts) as engine:
         yield engine

@@ -17,7 +17,7 @@ from support.deployment import dashboard, queries
 from support.gateway import RunningGateway, eventually, running_gateway
 from support.metrics_page import PAGE, page_with_table
 from support.plugin_stand_in import PluginStandIn
-from support.replay_engine import ReplayEngine, Script, Send
+from support.replay_engine import ReplayEngine
 
 CHAT = "/v1/chat/completions"
 _OF_PROMETHEUS = {"up"}
@@ -26,9 +26,7 @@ _OF_PROMETHEUS = {"up"}
 @pytest.fixture
 async def gateway() -> AsyncIterator[RunningGateway]:
     """With an engine whose plugin is linked, after a stream."""
-    scripts = scenarios.recordings("models", "chat_stream_usage")
-    scripts["/v1/models"] = scripts["models"]
-    scripts["/model_info"] = Script(headers={"content-type": "application/json"}, steps=[Send(b"{}")])
+    scripts = scenarios.sglang("chat_stream_usage")
     async with ReplayEngine(scripts) as engine:
         with PluginStandIn(engine.base_url):
             async with running_gateway({"url": engine.base_url, "id": "e"}) as gateway:

@@ -8,7 +8,7 @@ import msgspec
 
 from support import scenarios
 from support.gateway import RunningGateway, eventually, running_gateway
-from support.replay_engine import ReplayEngine, Script, Send
+from support.replay_engine import ReplayEngine
 from tokenflow_engine.control.endpoint import default_endpoint, link_secret
 from tokenflow_engine.control.server import LinkServer
 from tokenflow_engine.protocol import PROTOCOL_VERSION, Durations, EngineStats, SetPolicy, Welcome
@@ -43,9 +43,7 @@ STATS = EngineStats(
 
 
 async def test_a_policy_is_passed_on_and_shown_once_it_is_in_force() -> None:
-    scripts = scenarios.recordings("models")
-    scripts["/v1/models"] = scripts["models"]
-    scripts["/model_info"] = Script(headers={"content-type": "application/json"}, steps=[Send(b"{}")])
+    scripts = scenarios.sglang()
     async with ReplayEngine(scripts) as engine, running_gateway(engine.base_url) as gateway:
         name = next(iter(gateway.app.registry)).name
         path = f"/admin/engines/{name}/policy"

@@ -34,9 +34,7 @@ TENANTS = {"acme": {"classes": ["gold", "bronze"]}, "low": {"classes": ["bronze"
 
 @pytest.fixture
 async def engine() -> AsyncIterator[ReplayEngine]:
-    scripts = scenarios.recordings("chat_stream", "chat_plain", "models")
-    scripts["/v1/models"] = scripts["models"]
-    scripts["/model_info"] = Script(headers={"content-type": "application/json"}, steps=[Send(b"{}")])
+    scripts = scenarios.sglang("chat_stream", "chat_plain")
     scripts["embed"] = Script(headers={"content-type": "application/json"}, steps=[Send(b"{}")])
     scripts["endless"] = scenarios.endless(load("chat_stream"))
     async with ReplayEngine(scripts) as engine:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from support import scenarios
 from support.gateway import RunningGateway, eventually, running_gateway
 from support.keys import make_key
-from support.replay_engine import Pause, ReplayEngine, Script, Send
+from support.replay_engine import Pause, ReplayEngine, Script
 from support.transcripts import load
 from tokenflow_engine.protocol import StreamState
 from tokenflow_gateway.store.usage import USAGE_FILE
@@ -27,9 +27,7 @@ CHAT = "/v1/chat/completions"
 
 @pytest.fixture
 async def engine() -> AsyncIterator[ReplayEngine]:
-    scripts = scenarios.recordings("chat_stream", "chat_stream_usage", "chat_plain", "models")
-    scripts["/v1/models"] = scripts["models"]
-    scripts["/model_info"] = Script(headers={"content-type": "application/json"}, steps=[Send(b"{}")])
+    scripts = scenarios.sglang("chat_stream", "chat_stream_usage", "chat_plain")
     scripts["endless"] = scenarios.endless(load("chat_stream"))
     scripts["slow"] = Script(steps=[Pause(0.02), *scripts["chat_stream"].steps])
     scripts["broken"] = scenarios.ends_without_done(load("chat_stream"), after_reads=4)

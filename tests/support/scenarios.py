@@ -24,6 +24,7 @@ __all__ = [
     "recordings",
     "replay",
     "resets",
+    "sglang",
     "slow_first_byte",
     "split_at",
 ]
@@ -45,6 +46,14 @@ def replay(
 def recordings(*names: str, speed: float | None = None) -> dict[str, Script]:
     """Scripts of these recordings, by their names."""
     return {name: replay(load(name), speed=speed) for name in names}
+
+
+def sglang(*names: str) -> dict[str, Script]:
+    """These recordings as models of a healthy SGLang, which tells that it is one."""
+    scripts = recordings("models", *names)
+    scripts["/v1/models"] = scripts["models"]
+    scripts["/model_info"] = Script(headers={"content-type": "application/json"}, steps=[Send(b"{}")])
+    return scripts
 
 
 def raw(parts: Iterable[bytes]) -> Script:

@@ -10,7 +10,7 @@ import pytest
 
 from support import scenarios
 from support.gateway import RunningGateway, eventually, running_gateway
-from support.replay_engine import ReplayEngine, Script, Send
+from support.replay_engine import ReplayEngine
 from tokenflow_gateway.relay import exchange
 
 CHAT = "/v1/chat/completions"
@@ -19,9 +19,7 @@ PROBED = {"/ready", "/health", "/model_info", "/v1/models"}
 
 @pytest.fixture
 async def engine() -> AsyncIterator[ReplayEngine]:
-    scripts = scenarios.recordings("models", "chat_stream", "chat_plain")
-    scripts["/v1/models"] = scripts["models"]
-    scripts["/model_info"] = Script(headers={"content-type": "application/json"}, steps=[Send(b"{}")])
+    scripts = scenarios.sglang("chat_stream", "chat_plain")
     async with ReplayEngine(scripts) as engine:
         yield engine
 

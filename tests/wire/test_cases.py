@@ -32,9 +32,7 @@ ANSWER = text_chunk("", role="assistant") + text_chunk("Par") + text_chunk("is")
 
 @pytest.fixture
 async def engine() -> AsyncIterator[ReplayEngine]:
-    scripts = scenarios.recordings("models", "chat_stream")
-    scripts["/v1/models"] = scripts["models"]
-    scripts["/model_info"] = Script(headers={"content-type": "application/json"}, steps=[Send(b"{}")])
+    scripts = scenarios.sglang("chat_stream")
     async with ReplayEngine(scripts) as engine:
         yield engine
 

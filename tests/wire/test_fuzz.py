@@ -25,7 +25,7 @@ from support.fuzz_answers import OddAnswer, odd_answer
 from support.fuzz_requests import odd_connection
 from support.fuzz_streams import OPENAI, check_meter, check_reader, check_stream, client_bytes
 from support.gateway import RunningGateway, eventually, running_gateway
-from support.replay_engine import ReplayEngine, Script, Send
+from support.replay_engine import ReplayEngine
 from support.wire import DONE, check_profile, event, text_chunk, usage_chunk
 
 SECONDS = float(os.environ.get("TOKENFLOW_FUZZ_S", "2"))
@@ -131,9 +131,7 @@ async def test_answers_at_random(caplog: pytest.LogCaptureFixture) -> None:
     """Whatever an engine's connection brings, its client gets a failure's status or a stream with its end."""
     faults: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(context))
-    scripts = scenarios.recordings("chat_stream", "models")
-    scripts["/v1/models"] = scripts["models"]
-    scripts["/model_info"] = Script(headers={"content-type": "application/json"}, steps=[Send(b"{}")])
+    scripts = scenarios.sglang("chat_stream")
     statuses: Counter[int] = Counter()
     async with (
         ReplayEngine(scripts) as engine,

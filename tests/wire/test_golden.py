@@ -13,7 +13,7 @@ import pytest
 from support import scenarios
 from support.gateway import RunningGateway, running_gateway
 from support.metered import Outcome, meter_for, outcome_of, through
-from support.replay_engine import ReplayEngine, Script, Send
+from support.replay_engine import ReplayEngine
 from support.transcripts import Transcript, load, streams
 from support.wire import check_profile
 from tokenflow_gateway.relay.dialects import DIALECTS
@@ -104,9 +104,7 @@ def test_control_a_byte_that_is_lost_is_noticed() -> None:
 
 @pytest.fixture
 async def engine() -> AsyncIterator[ReplayEngine]:
-    scripts = scenarios.recordings("models")
-    scripts["/v1/models"] = scripts["models"]
-    scripts["/model_info"] = Script(headers={"content-type": "application/json"}, steps=[Send(b"{}")])
+    scripts = scenarios.sglang()
     async with ReplayEngine(scripts) as engine:
         yield engine
 

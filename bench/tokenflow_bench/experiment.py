@@ -31,7 +31,7 @@ _SMALL = "tiny"
 _UNTRUSTED = 3
 """Exit code when some runs' driver was late, or other programs ran beside them."""
 _TERMINATED = 128 + signal.SIGTERM
-_PARTS = ("quick", "setups", "policies", "loads", "pauses", "ablation", "kv_tokens", "threads")
+_PARTS = ("quick", "setups", "policies", "loads", "pauses", "ablation", "idle", "kv_tokens", "threads")
 """Options with which the results are not the whole page."""
 
 
@@ -60,28 +60,24 @@ _PARTS = ("quick", "setups", "policies", "loads", "pauses", "ablation", "kv_toke
     "sources",
     type=click.Path(exists=True, path_type=Path),
     multiple=True,
-    help="Show this result again; several become one page.",
+    help="Show this result again; with --write-page several become one page, in this order.",
 )
 def main(**given: Any) -> None:
     """Measure, show tables, and write bench/out/*.json and docs/results-burst.md."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))  # ends engine and gateway, too
-    if given["idle"]:
-        keep(document := _idle(given))
-        click.echo(f"\n{idle.terminal(document['tables'])}")
-        return
     if given["sources"]:
-        document = _joined([json.loads(source.read_text()) for source in given["sources"]])
+        documents = [json.loads(source.read_text()) for source in given["sources"]]
     else:
-        document = _measured(given)
-        keep(document)
-    click.echo(f"\n{terminal(document)}")
-    is_trusted = not objections(document)
+        documents = [_idle(given) if given["idle"] else _measured(given)]
+        keep(documents[0])
+    click.echo(f"\n{terminal(*documents)}")
+    objected = [words for document in documents for words in objections(document)]
     is_whole = not given["sources"] and not any(given[part] for part in _PARTS)
-    if given["write_page"] or (is_trusted and is_whole):
-        _PAGE.write_text(page(document))
+    if given["write_page"] or (is_whole and not objected):
+        _PAGE.write_text(page(*documents))
         click.echo(f"\nwrote {_PAGE.relative_to(_ROOT)}")
-    if not is_trusted:
-        click.echo(f"\nSome runs are NOT TO BE USED: {objections(document)[0]}", err=True)
+    if objected:
+        click.echo(f"\nSome runs are NOT TO BE USED: {objected[0]}", err=True)
         sys.exit(_UNTRUSTED)
 
 
@@ -164,15 +160,8 @@ def _command() -> list[str]:
 
 def objections(document: dict[str, Any]) -> list[str]:
     """Why runs are not to be used, one for each."""
-    runs = [run for table in document["tables"] for runs in table["cases"].values() for run in runs]
+    runs = [run for table in document["tables"] for case in table.get("cases", {}).values() for run in case]
     return [run["objection"] for run in runs if run["objection"]]
-
-
-def _joined(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first one's head, and everybody's tables."""
-    commands = list(dict.fromkeys(document["command"] for document in documents))
-    tables = [table for document in documents for table in document["tables"]]
-    return {**documents[0], "command": ", then ".join(commands), "tables": tables}
 
 
 def keep(document: dict[str, Any], name: str = "burst") -> Path:

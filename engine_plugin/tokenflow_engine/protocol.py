@@ -127,6 +127,14 @@ class StreamOpened(_Message, frozen=True, tag=True):
     """Seconds of reading beyond which it makes way for others that wait, where its class has such a cap."""
 
     def __post_init__(self) -> None:
+        if (
+            self.declared_rate is None
+            and self.lead_cap_s is None
+            and _TIMES_S[0] <= self.at <= _TIMES_S[1]
+            and _WEIGHTS[0] <= self.weight <= _WEIGHTS[1]
+            and _TTFTS_S[0] <= self.ttft_s <= _TTFTS_S[1]
+        ):
+            return
         force_setattr(self, "at", _within(self.at, _TIMES_S))
         force_setattr(self, "weight", _within(self.weight, _WEIGHTS))
         force_setattr(self, "ttft_s", _within(self.ttft_s, _TTFTS_S))

@@ -9,7 +9,7 @@ import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,6 @@ from tokenflow_gateway.relay.stream import StreamTable
 from tokenflow_gateway.relay.upstream import Upstream
 from tokenflow_gateway.reload import Reloader, merged
 from tokenflow_gateway.store.sqlite import StoreError
-from tokenflow_gateway.store.usage import USAGE_FILE
 from tokenflow_gateway.tenants.budgets import spenders
 from tokenflow_gateway.tenants.keyring import Keyring, KeyWatch
 from tokenflow_gateway.tenants.metrics import TenantLabels, TenantMetrics
@@ -117,14 +116,16 @@ class Gateway:
             incarnation=f"{os.getpid()}-{uuid.uuid4().hex[:8]}",
             secret=settings.link_secret.get_secret_value() if settings.link_secret else link_secret(),
         )
+        member = f"{self._identity.gateway_id}/{self._identity.incarnation}"
         self.fleet = Fleet(
             settings,
             self.registry,
             self.metrics.registry,
             self._keyring,
             worker,
-            member=f"{self._identity.gateway_id}/{self._identity.incarnation}",
+            member=member,
             secret=self._identity.secret,
+            spenders=lambda: spenders(self._rules.access.roster, self._keyring),
         )
         self._capabilities = self.fleet.capabilities
         self.readers = ReaderRegistry(
@@ -172,7 +173,7 @@ class Gateway:
             )
         self._relay: Relay | None = None
         self._relay_under: Callable[[Rules], Relay] | None = None
-        self._usage = self._usage_log() if settings.usage.record else None
+        self._usage = self._usage_log(member) if settings.usage.record else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -285,32 +286,30 @@ class Gateway:
                 self.readers.on_done = self._usage.read_on
                 self._usage.start()
             lifecycle.on_settled.append(lambda _stream: self.fleet.admission.changed())
-            spending = spenders(self._rules.access.roster, self._keyring)
-            began = self.fleet.start(spending, self.settings.state / USAGE_FILE)
-            await asyncio.gather(began, *(probe.probe() for probe in probes.values()))
+            await asyncio.gather(self.fleet.start(), *(probe.probe() for probe in probes.values()))
             self._progress.on_change = lifecycle.reader_changed
             sweep = ConnectionSweep(self.streams, lifecycle.reader_changed)
-            parts: list[
-                HealthProbe | EngineLink | ReaderFeed | ConnectionSweep | PeerServer | KeyWatch | Reloader
-            ] = [
+            parts: list[HealthProbe | EngineLink | ReaderFeed | ConnectionSweep | KeyWatch | Reloader] = [
                 self.keys,
                 *probes.values(),
                 *links,
                 lifecycle.feed,
                 sweep,
             ]
-            if not self._worker.is_alone:
-                parts.append(PeerServer(self._worker, self._answer_peer))
             if self._load is not None:
-                parts.append(Reloader(self._load, self.reload))
+                parts.append(Reloader(self._load, self.reload, self.fleet.remember_spent))
             runs = [*(part.run for part in parts), *self.fleet.parts]
-            tasks = [asyncio.create_task(kept_running(run)) for run in runs]
             try:
-                yield
+                async with self._answering_peers():
+                    await self.fleet.begin()
+                    tasks = [asyncio.create_task(kept_running(run)) for run in runs]
+                    try:
+                        yield
+                    finally:
+                        await lifecycle.told(within_s=_TOLD_WITHIN_S)
+                        await self.fleet.aclose()
+                        await _cancelled(tasks)
             finally:
-                await lifecycle.told(within_s=_TOLD_WITHIN_S)
-                await self.fleet.aclose()
-                await _cancelled(tasks)
                 await lifecycle.aclose()
                 self._own.keep_counters()
                 if self._usage is not None:
@@ -320,8 +319,9 @@ class Gateway:
                 if telemetry is not None:
                     await telemetry.aclose()
 
-    def _usage_log(self) -> UsageLog:
-        return UsageLog(self.settings.state, self.settings.usage, on_dropped=self.metrics.usage_dropped.inc)
+    def _usage_log(self, member: str) -> UsageLog:
+        dropped = self.metrics.usage_dropped.inc
+        return UsageLog(self.settings.state, self.settings.usage, writer=member, on_dropped=dropped)
 
     def _telemetry(self) -> Telemetry | None:
         if self.settings.telemetry.otlp_endpoint is None:
@@ -329,6 +329,11 @@ class Gateway:
         from tokenflow_gateway.telemetry.exporting import open_telemetry  # an extra, which need not be there
 
         return open_telemetry(self.settings.telemetry, gateway_id=self._identity.gateway_id)
+
+    def _answering_peers(self) -> AbstractAsyncContextManager[None]:
+        if self._worker.is_alone:
+            return nullcontext()
+        return PeerServer(self._worker, self._answer_peer).listening()
 
     def _answer_peer(self, question: Question) -> Any:
         if isinstance(question, Forwarded):

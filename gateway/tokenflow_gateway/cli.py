@@ -255,7 +255,7 @@ def serve(
         if (error.name or "").startswith("tokenflow_"):
             raise
         raise SetupError(
-            f"The gateway needs {error.name}: pip install 'tokenflow-serving[gateway]'"
+            f"The gateway needs {error.name}: pip install '.[gateway]' in a clone of TokenFlow"
         ) from error
     sys.exit(run_gateway(config_file, overrides))
 
@@ -312,7 +312,7 @@ def _later(name: str, target: str, summary: str, *, extra: str) -> None:
             if (error.name or "").startswith("tokenflow_") and error.name != "tokenflow_bench":
                 raise
             raise SetupError(
-                f"tokenflow {name} needs {error.name}: pip install 'tokenflow-serving[{extra}]'"
+                f"tokenflow {name} needs {error.name}: pip install '.[{extra}]' in a clone of TokenFlow"
             ) from error
         found.main(list(arguments), prog_name=f"tokenflow {name}")
 

@@ -100,6 +100,8 @@ class EngineConfig(BaseModel):
     """ZeroMQ endpoint of the plugin, or ``off``. By default the local one, for an engine on this machine."""
     api_key: SecretStr | None = None
     """Sent to the engine as its bearer token, in place of what the client sent."""
+    max_running: int | None = Field(default=None, ge=1)
+    """Streams that it runs at a time, where no plugin tells: more wait in the gateway. None: it takes all."""
 
     @field_validator("url")
     @classmethod
@@ -194,7 +196,7 @@ class TelemetrySettings(BaseModel):
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ValueError(f"{endpoint!r} is not an http(s) URL such as http://127.0.0.1:4318")
         if find_spec("opentelemetry") is None:
-            raise ValueError("telemetry needs pip install 'tokenflow-serving[otel]'")
+            raise ValueError("telemetry needs OpenTelemetry: pip install '.[otel]' in a clone of TokenFlow")
         return endpoint
 
 

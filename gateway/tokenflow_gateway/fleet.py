@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,17 +24,19 @@ from tokenflow_gateway.readers.progress import Capabilities
 from tokenflow_gateway.readers.track import Watched
 from tokenflow_gateway.relay.request_names import RequestNames
 from tokenflow_gateway.store.sqlite import StoreError
+from tokenflow_gateway.store.usage import USAGE_FILE
 from tokenflow_gateway.tenants.admission import Admission
-from tokenflow_gateway.tenants.budgets import remember_spent
+from tokenflow_gateway.tenants.budgets import Spender, Spent, spent_on_record
 from tokenflow_gateway.tenants.entry_metrics import QueueMetrics
 from tokenflow_gateway.tenants.keyring import Keyring
-from tokenflow_gateway.tenants.limits import LimitStore, LocalLimits, Subject
+from tokenflow_gateway.tenants.limits import LimitStore, LocalLimits
 from tokenflow_gateway.tenants.settings import names_tenants
-from tokenflow_gateway.workers.limits import WorkerLimits, answer_limits
+from tokenflow_gateway.workers.limits import WorkerLimits
 from tokenflow_gateway.workers.peers import (
     Began,
     Drain,
     Forwarded,
+    Held,
     Lesson,
     PeerAnswer,
     Peers,
@@ -48,6 +50,7 @@ from tokenflow_gateway.workers.worker import Worker
 if TYPE_CHECKING:
     from tokenflow_gateway.store.messages import Messages
     from tokenflow_gateway.store.redis import FleetStore
+    from tokenflow_gateway.store.shared_limits import SharedLimits
 
 __all__ = ["Fleet"]
 
@@ -67,16 +70,20 @@ class Fleet:
         *,
         member: str,
         secret: str,
+        spenders: Callable[[], Iterable[Spender]],
     ) -> None:
         """`member`: this process's name among all that share the Redis; `secret`: what they have in common.
 
-        The queue and the local limits are of this process alone, in any case.
+        `spenders`: who has limits now. The queue and the local limits are of this process alone, in any case.
         """
+        self._spenders = spenders
+        self._usage = settings.state / USAGE_FILE
         self.parts: list[Callable[[], Awaitable[None]]] = []
         """What has to run as long as the gateway does."""
         self._local = LocalLimits()
         self.limits: LimitStore = self._local
         self._worker_limits: WorkerLimits | None = None
+        self._shared_limits: SharedLimits | None = None
         self.learned: LearnedRates | None = None
         self.store: FleetStore | None = None
         self.messages: Messages | None = None
@@ -97,7 +104,7 @@ class Fleet:
             if settings.learn_rates:
                 self.learned = LearnedRates(key=worker.learning_key)
         else:
-            self._share(settings, registry, keyring, member, secret)
+            self._share(settings, registry, keyring, member, secret, workers=worker.count)
         self._drains = drains
         queue = QueueMetrics(metrics)
         self.admission = Admission(
@@ -117,28 +124,47 @@ class Fleet:
         floors = {name: entry.share_floor for name, entry in settings.classes.items()}
         self.admission.update(admission, floors=floors, enabled=enabled)
 
-    async def start(self, subjects: Iterable[Subject], usage: Path) -> None:
-        """Before the first request. `usage`: the record of what `subjects` have used before."""
-        try:
-            await asyncio.to_thread(remember_spent, self._local, subjects, usage)
-        except StoreError as error:
-            _log.error("budgets begin anew: the record of usage cannot be read", reason=str(error))
+    async def start(self) -> None:
+        """Before the first request."""
+        await self.remember_spent()
         if self.store is not None:
             await self.store.start()
+
+    async def begin(self) -> None:
+        """Once other workers are answered, before the first request."""
         if self._worker_limits is not None:
             await self._worker_limits.begin()
+
+    async def remember_spent(self) -> None:
+        """What is on record counts as spent of budgets: at the start, and of new ones. Twice does no harm."""
+        recorded = await self._recorded()
+        totals: Counter[tuple[str, str]] = Counter()
+        for spent in recorded:
+            totals[spent.subject, spent.period] += spent.tokens
+        for (name, period), tokens in totals.items():
+            self._local.remember(name, period, tokens)
+        if self._shared_limits is not None:
+            await self._shared_limits.remember(recorded)
+
+    async def _recorded(self) -> list[Spent]:
+        try:
+            return await asyncio.to_thread(spent_on_record, list(self._spenders()), self._usage)
+        except StoreError as error:
+            _log.error("budgets begin anew: the record of usage cannot be read", reason=str(error))
+            return []
 
     async def aclose(self) -> None:
         """After the last request."""
         if self._worker_limits is not None:
             await self._worker_limits.aclose()
 
-    def answer(self, question: Drain | Take | Settle | Began) -> Any:
+    def answer(self, question: Drain | Take | Settle | Began | Held) -> Any:
         """What another worker of this gateway wants to know."""
         if isinstance(question, Drain):
             self._drains.apply(question.engine, draining=question.draining)
             return True
-        return answer_limits(self._local, question)
+        assert self._worker_limits is not None, "with Redis there is nothing to ask"
+        return self._worker_limits.answer(question)
 
     def tell_lesson(self, name: bytes, watched: Watched) -> None:
         """To this gateway's other workers; over Redis, `SharedHabits` tells them with all the rest."""
@@ -155,7 +181,14 @@ class Fleet:
             )
 
     def _share(
-        self, settings: Settings, registry: EngineRegistry, keyring: Keyring, member: str, secret: str
+        self,
+        settings: Settings,
+        registry: EngineRegistry,
+        keyring: Keyring,
+        member: str,
+        secret: str,
+        *,
+        workers: int,
     ) -> None:
         from tokenflow_gateway.store.habits import SharedHabits
         from tokenflow_gateway.store.messages import Messages
@@ -179,8 +212,10 @@ class Fleet:
             habits = SharedHabits(store, messages, key=_derived(secret, "readers"))
             self.learned = habits
             self.parts.append(habits.run)
-        limits = SharedLimits(store, self._local)  # the last to hear of Redis' return: nothing may come after
-        self.limits = limits
+        limits = SharedLimits(  # the last to hear of Redis' return: nothing may come after
+            store, self._local, recorded=self._recorded, processes=settings.redis.gateways * workers
+        )
+        self.limits = self._shared_limits = limits
         self.parts.append(limits.run)
 
 

@@ -105,12 +105,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._body_follows = False  # of a request that offers an upgrade, behind which the parser stops
         self._head_timer: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
+        self._idle_since = 0.0  # by the loop's clock; while no request is under way
         self._flush_timer: asyncio.TimerHandle | None = None
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._head_is_here()
         self._flushed()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
         super().connection_lost(exc)
         if self._on_lost is not None:
             self._on_lost()
@@ -118,7 +122,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._deaf:
             return
-        self._unset_keepalive_if_required()
         self._head_bytes += len(data)
         try:
             self._feed(data)
@@ -133,7 +136,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._expect_head()
 
     def _waits_for_head(self) -> bool:
-        """Whether the rest of one is to come, or all of it: then uvicorn's own time for that is over."""
+        """Whether the rest of one is to come, or all of it."""
         return self._in_head or self.cycle.response_complete
 
     def _feed(self, data: bytes) -> None:
@@ -205,17 +208,16 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         cycle.message_event.clear()
         return body
 
-    def begin(self, headers: Iterable[tuple[bytes, bytes]], send: Send) -> bool:
+    def begin(self, fixed: bytes, headers: Iterable[tuple[bytes, bytes]], send: Send) -> bool:
         cycle = self.cycle
         if send != cycle.send or not self.writable or cycle.response_started or cycle.disconnected:
             return False
         if cycle.scope["http_version"] != "1.1" or cycle.scope["method"] == "HEAD":
             return False
-        lines, says_close = [_OK], False
+        lines = [_OK, fixed]
         for name, value in (*cycle.default_headers, *headers):
             lines += (name, b": ", value, b"\r\n")
-            says_close = says_close or name == b"connection"  # the server's: it is closing
-        if says_close:
+        if (b"connection", b"close") in cycle.default_headers:  # the server's: it is closing
             cycle.keep_alive = False
         elif not cycle.keep_alive:
             lines.append(b"connection: close\r\n")
@@ -274,8 +276,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head and not self._deaf:  # not of a trailer, which is no header (RFC 9110, 6.5.1)
-            super().on_header(name, value)
+        if self._deaf or not self._in_head:  # a trailer, which is no header (RFC 9110, 6.5.1)
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if not self._deaf:
@@ -310,12 +316,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._expect_flush()
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        self.server_state.total_requests += 1
         if self.transport.is_closing():
             self._expect_flush()
+            return
+        self.flow.resume_reading()
+        self._idle_since = self.loop.time()
+        if self._idle_timer is None:
+            self._idle_timer = self.loop.call_later(self.timeout_keep_alive, self._look_idle)
 
-    def timeout_keep_alive_handler(self) -> None:
-        if not self.transport.is_closing():
+    def _look_idle(self) -> None:
+        """Close a connection that has brought no request for a while: one timer for all its requests."""
+        self._idle_timer = None
+        if self.transport.is_closing() or not self.cycle.response_complete or self._head_timer is not None:
+            return
+        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self._idle_timer = self.loop.call_later(left_s, self._look_idle)
+        else:
             self._close()
 
     def _expect_flush(self) -> None:

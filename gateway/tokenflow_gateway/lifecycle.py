@@ -89,7 +89,7 @@ class Lifecycle:
             self._readers.ended(stream.rid, stream.reader, now=stream.ended)
         self._metrics.stream_ended(stream, end)
         link = self._links.get(stream.engine.name)
-        if link is not None and link.closed(stream.rid, end):
+        if link is not None and link.closed(stream.rid, end, urgent=not stream.engine_is_done):
             self._await_confirmation(stream)
         else:
             self._close_without_link(stream)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import structlog
@@ -60,10 +60,16 @@ def merged(old: Settings, new: Settings) -> tuple[Settings, list[str]]:
 class Reloader:
     """Reads the configuration again when it is told to. A file that cannot be used changes nothing."""
 
-    def __init__(self, load: Callable[[], Settings], apply: Callable[[Settings], list[str]]) -> None:
-        """`load` and `apply` raise `ConfigError`; `apply` returns what needs a restart."""
+    def __init__(
+        self,
+        load: Callable[[], Settings],
+        apply: Callable[[Settings], list[str]],
+        then: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`load` and `apply` raise `ConfigError`; `apply` returns what needs a restart; `then` is next."""
         self._load = load
         self._apply = apply
+        self._then = then
         self._asked = asyncio.Event()
 
     async def run(self) -> None:
@@ -86,6 +92,7 @@ class Reloader:
         except ConfigError as error:
             _log.error("the configuration is not valid, and nothing has changed", reason=str(error))
             return False
+        await self._then()
         _log.info("configuration reloaded")
         if waiting:
             _log.warning("these settings change at the next start only", settings=waiting)

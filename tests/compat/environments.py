@@ -1,4 +1,4 @@
-"""The clients' own environments: Python's under ``TOKENFLOW_HOME/compat``, Node's beside its adapters.
+"""Environments of their own: the clients', and what the engine needs beside its own to send traces.
 
 Each is made once, from the pinned versions beside the adapters, and again when they change.
 ``python -m compat.environments`` makes those of the normal test run, and those that it is told.
@@ -20,7 +20,7 @@ __all__ = ["ADAPTERS", "NODE_ADAPTERS", "node", "python"]
 
 ADAPTERS = Path(__file__).parent / "adapters"
 NODE_ADAPTERS = ADAPTERS / "node"
-PYTHON = ("openai-python-1", "openai-python-3", "langchain-python", "open-webui")
+PYTHON = ("openai-python-1", "openai-python-3", "langchain-python", "open-webui", "engine-tracing")
 """Environments of the normal test run, each with a list of its packages in the adapters' folder."""
 
 

@@ -101,7 +101,7 @@ async def shares_of(running: Topology, count: int) -> list[int]:
 
 async def test_streams_at_a_time_are_exact_over_both(tmp_path: Path) -> None:
     """So many from all who ask at once; later, with more clients than may, hardly a place is ever free."""
-    async with limited(tmp_path, concurrent_streams=STREAMS) as (_, client):
+    async with limited(tmp_path, concurrent_streams=STREAMS) as (running, client):
         at_once = await Load.of(client, 3 * STREAMS, tokens=40)
         assert Counter(stream.status for stream in at_once.streams.values()) == {
             200: STREAMS,
@@ -116,7 +116,8 @@ async def test_streams_at_a_time_are_exact_over_both(tmp_path: Path) -> None:
         streams = let_through(load.streams)
         most = most_at_once(streams)
         used = occupied_s(streams, since, until) / (STREAMS * (until - since))
-        assert most == STREAMS
+        lost = await by_gateway(running, "tokenflow_redis_lost_total")
+        assert (most, lost) == (STREAMS, [0, 0])
         assert used >= 0.98
         note(
             f"| streams at a time | {STREAMS} | at most {most}, {used:.1%} taken for {until - since:.0f} s |"

@@ -20,6 +20,7 @@ TINY_ARGS = [
     *("--max-total-tokens", "16384"),
     *("--max-running-requests", "12"),
     *("--chunked-prefill-size", "64"),  # small, so that a long prompt takes many steps
+    "--enable-response-store",  # without which there are no responses in the background
 ]
 
 

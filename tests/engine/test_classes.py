@@ -131,10 +131,11 @@ async def run(
     gold_tenant: str = "gold",
     forged: dict[str, Any] | None = None,
     admission: dict[str, Any] | None = None,
-) -> tuple[Burst, float]:
-    """The burst, and gold's target: the time of one full batch, of which the burst has more than four.
+) -> tuple[Burst, float, float]:
+    """The burst, gold's target, and what it may take if the machine has become slower since that was set.
 
-    Readers of bronze want twice what the engine gives, so that it is too much for it whatever it does.
+    The target is the time of one full batch, of which the burst has more than four. Readers of bronze want
+    twice what the engine gives, so that it is too much for it whatever it does.
     """
     target_s = await full_batch_s(engine)
     rate = 2 * PLACES * TOKENS / target_s / BRONZE
@@ -156,9 +157,10 @@ async def run(
         (one,) = gateway.app.registry
         await eventually(lambda: one.linked and one.stats is not None, "linked")
         told = await burst(gateway, gold, bronze, every_s=target_s / GOLD, forged=forged)
-    print(f"target {target_s:.2f} s; {told}")  # noqa: T201 - the figures are the point
+    allowed_s = max(target_s, await full_batch_s(engine))
+    print(f"target {target_s:.2f} s, {allowed_s:.2f} at the machine's pace now; {told}")  # noqa: T201 - the point
     assert all(stream.tokens == TOKENS for stream in (*told.gold, *told.bronze)), "nobody starves"
-    return told, target_s
+    return told, target_s, allowed_s
 
 
 def ttfts(streams: Sequence[Told]) -> list[float]:
@@ -172,8 +174,8 @@ FORGED = {"headers": {**GREEDY, "x-tokenflow-rate": "1000"}, "body": {"priority"
 async def test_gold_is_in_time_and_bronze_degrades_in_its_own_class(
     tiny_engine: RealEngine, tmp_path: Path, forged: dict[str, Any] | None
 ) -> None:
-    told, target_s = await run(tiny_engine, tmp_path, forged=forged)
-    assert max(ttfts(told.gold)) <= target_s
+    told, target_s, allowed_s = await run(tiny_engine, tmp_path, forged=forged)
+    assert max(ttfts(told.gold)) <= allowed_s
     assert statistics.median(ttfts(told.bronze)) > statistics.median(ttfts(told.gold))
     assert {stream.headers["x-tokenflow-sla"] for stream in told.gold} == {"gold"}
     assert {stream.headers["x-tokenflow-sla"] for stream in told.bronze} == {"bronze"}
@@ -185,5 +187,5 @@ async def test_gold_is_in_time_and_bronze_degrades_in_its_own_class(
 
 async def test_with_a_key_of_bronze_gold_would_wait_like_all(tiny_engine: RealEngine, tmp_path: Path) -> None:
     """The negative control: the same burst, all of one tenant and class."""
-    told, target_s = await run(tiny_engine, tmp_path, gold_tenant="bronze")
-    assert max(ttfts(told.gold)) > target_s
+    told, _, allowed_s = await run(tiny_engine, tmp_path, gold_tenant="bronze")
+    assert max(ttfts(told.gold)) > allowed_s

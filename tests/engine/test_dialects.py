@@ -64,3 +64,26 @@ async def test_a_client_that_leaves_frees_the_engine(gateway: RunningGateway, pa
     await gateway.everything_released()
     assert time.monotonic() - left < GONE_WITHIN_S
     assert gateway.metric("tokenflow_aborts_total", outcome="confirmed") == 1
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_a_response_in_the_background_is_open_until_the_engine_has_ended_it(
+    gateway: RunningGateway, *, cancelled: bool
+) -> None:
+    asked = asks(gateway, "/v1/responses", 2000 if cancelled else 24) | {"stream": False, "background": True}
+    answer = await gateway.client.post("/v1/responses", json=asked)
+    assert answer.json()["status"] == "queued", answer.text
+    path = f"/v1/responses/{answer.json()['id']}"
+    (stream,) = gateway.streams
+    await eventually(lambda: (stream.counted or 0) > 5, "the plugin knows of it", timeout_s=60.0)
+    if cancelled:
+        assert (await gateway.client.post(f"{path}/cancel")).json()["status"] == "cancelled"
+    await eventually(lambda: not gateway.streams, "it has ended", timeout_s=60.0)
+    response = (await gateway.client.get(path)).json()
+    if cancelled:
+        assert (response["status"], stream.end) == ("cancelled", "client_gone")
+        assert 5 < stream.generated < 2000
+    else:
+        assert (response["status"], stream.end) == ("incomplete", "finished")
+        assert stream.generated == response["usage"]["output_tokens"] == stream.counted
+        assert stream.prompt_tokens == response["usage"]["input_tokens"]

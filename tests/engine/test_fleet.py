@@ -27,6 +27,7 @@ from tokenflow_gateway.tenants.keys import NewKey
 pytestmark = [*needs_topology, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
 
 STREAMS, TOKENS, PACE = 16, 1000, 40.0
+PAUSED_AT = 5
 CLASSES = {"gold": {"weight": 8, "ttft_ms": 2000}, "bronze": {"weight": 1, "ttft_ms": 8000}}
 TENANTS = {"gold": {"classes": ["gold"]}, "bronze": {"classes": ["bronze"]}}
 
@@ -183,8 +184,8 @@ async def test_one_engine_of_two_is_killed_under_load(
             await asyncio.gather(*(reading.begun.wait() for reading in readings))
             assert all(reading.text for reading in readings)
             on = await plugins_see_readers_of_both_gateways(operator)
-            staying = next(r for r in readings if on[r.rid] == "two" and r.pace is None)
-            await a_report_through_the_wrong_gateway_reaches_the_plugin(operator, running, staying)
+            staying, unsaid = [r for r in readings if on[r.rid] == "two" and r.pace is None][:2]
+            await a_report_through_the_wrong_gateway_reaches_the_plugin(operator, running, staying, unsaid)
 
             engines["one"].kill()
             after = Reading(keys[0], 100)
@@ -234,25 +235,31 @@ async def plugins_see_readers_of_both_gateways(operator: Operator) -> dict[str, 
 
 
 async def a_report_through_the_wrong_gateway_reaches_the_plugin(
-    operator: Operator, running: Topology, reading: Reading
+    operator: Operator, running: Topology, reading: Reading, unsaid: Reading
 ) -> None:
-    """A reader says at the other gateway that it has paused at token 5, and later that it goes on."""
+    """A reader says at the other gateway that it has paused at PAUSED_AT, and later that it goes on.
+
+    `unsaid` says nothing: the negative control, for whom the plugin must think that it has read more.
+    """
     has_it = [reading.rid in streams for streams in await operator.streams()]
     assert sorted(has_it) == [False, True]
     wrong = running.gateways[has_it.index(False)]
     rid, _, capability = reading.handle.partition(".")
 
     async def report(seq: int, *, paused: bool) -> None:
-        body = {"capability": capability, "reports": [{"seq": seq, "tokens": 5, "paused": paused}]}
+        body = {"capability": capability, "reports": [{"seq": seq, "tokens": PAUSED_AT, "paused": paused}]}
         async with wrong.client() as client:
             answer = await client.post(f"/v1/streams/{rid}/progress", json=body)
         assert (answer.status_code, answer.json()["accepted"]) == (200, 1), answer.text
 
+    async def read_there(of: Reading) -> float:
+        """Tokens that the plugin thinks have been read of it."""
+        stream = await operator.stream(of.rid)
+        return float(stream["generated"] - stream["engine_buffered"])
+
     async def is_paused_there() -> bool:
         """At the average pace the plugin would think by now that 15 tokens more had been read."""
-        stream = await operator.stream(rid)
-        read = stream["generated"] - stream["engine_buffered"]
-        return time.monotonic() - said > 4.0 and abs(read - stream["consumed"]) <= 5.0
+        return time.monotonic() - said > 4.0 and abs(await read_there(reading) - PAUSED_AT) <= 5.0
 
     async def is_ahead() -> bool:
         return (await operator.stream(rid))["delivered"] > 50
@@ -262,5 +269,6 @@ async def a_report_through_the_wrong_gateway_reaches_the_plugin(
     await report(0, paused=True)
     said = time.monotonic()
     await until(is_paused_there, "the plugin has the pause")
+    assert await read_there(unsaid) > PAUSED_AT + 10.0
     await report(1, paused=False)
     assert await operator.forwarded(wrong) == before + 2

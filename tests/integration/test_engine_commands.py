@@ -13,6 +13,7 @@ from support.gateway import RunningGateway, eventually, running_gateway
 from support.replay_engine import ReplayEngine, Reset, Script
 from support.transcripts import load
 from tokenflow_gateway.cli import cli
+from tokenflow_gateway.config import ANONYMOUS
 
 CHAT = "/v1/chat/completions"
 TOKEN = "secret"
@@ -110,3 +111,21 @@ async def test_an_engine_that_drops_every_connection_is_left_alone(
     async with asyncio.timeout(10):
         await closed()
     await eventually(lambda: generations(broken) > asked, "it was tried")
+
+
+SOON = {"timeouts": {"first_byte_s": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "opens"), [(SOON, 1), ({"tenants": {ANONYMOUS: SOON}}, 0)], ids=["of all", "of one tenant"]
+)
+async def test_a_tenants_own_impatience_closes_no_engine_to_the_others(
+    engines: tuple[ReplayEngine, ReplayEngine], settings: dict[str, object], opens: int
+) -> None:
+    silent, _ = engines
+    silent.scripts["chat_stream"] = scenarios.never_answers()
+    entry = {"url": silent.base_url, "id": "one", "link": "off"}
+    async with running_gateway(entry, **settings) as gateway:
+        for _ in range(4):
+            assert (await gateway.client.post(CHAT, json=asks())).status_code == 504
+        assert gateway.metric("tokenflow_engine_breaker_open", engine="one") == opens

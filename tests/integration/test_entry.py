@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ import pytest
 from support import scenarios
 from support.gateway import RunningGateway, eventually, running_gateway
 from support.keys import make_key
-from support.plugin_stand_in import PluginStandIn
+from support.plugin_stand_in import WELCOME, PluginStandIn
 from support.replay_engine import ReplayEngine, Script, Send
 from support.transcripts import load
+from tokenflow_engine.protocol import StreamOpened
 from tokenflow_gateway.store.usage import UsageStore
+from tokenflow_gateway.tenants.keys import NewKey
 from tokenflow_gateway.tenants.model import Limits, SlaClass
 
 CHAT = "/v1/chat/completions"
@@ -136,7 +138,7 @@ async def test_a_budget_outlives_a_restart(engine: ReplayEngine, tmp_path: Path)
         assert (await post(gateway, max_tokens=600)).status_code == 200
         await gateway.everything_released()
     store = UsageStore(tmp_path / "usage.sqlite3")
-    spent = store.spent(since=0.0, tenant="anonymous")
+    spent = sum(store.spent(since=0.0, tenant="anonymous").values())
     store.close()
     assert spent > 0
     async with limited(engine, tmp_path, {**limits, "budget_tokens": spent}) as gateway:
@@ -162,6 +164,44 @@ async def test_a_keys_limits_hold_beside_its_tenants(engine: ReplayEngine, tmp_p
         assert refused.status_code == 429
         assert "the key's limit of 1 requests" in refused.json()["error"]["message"]
         assert [(await ask(wide)).status_code for _ in range(3)] == [200, 200, 429]
+
+
+async def test_a_rotated_key_goes_on_with_what_is_left(engine: ReplayEngine, tmp_path: Path) -> None:
+    limits = Limits(requests_per_minute=2)
+    old = make_key(tmp_path, limits=limits)
+    new = make_key(tmp_path, limits=limits, replaces=old.key.id)
+    other = make_key(tmp_path, limits=limits)
+    entry = {"url": engine.base_url, "id": "e", "link": "off"}
+    async with running_gateway(entry, state_dir=tmp_path) as gateway:
+        answers = [await post_with(gateway, key) for key in (old, new, old, new, other, other)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 429, 200, 200]
+
+
+async def test_a_rotated_key_has_spent_what_the_one_before_it_has(
+    engine: ReplayEngine, tmp_path: Path
+) -> None:
+    """After a restart, too, by the record of usage."""
+    entry = {"url": engine.base_url, "id": "e", "link": "off"}
+    old = make_key(tmp_path, limits=Limits(budget_tokens=100_000))
+    async with running_gateway(entry, state_dir=tmp_path) as gateway:
+        assert (await post_with(gateway, old)).status_code == 200
+        await gateway.everything_released()
+    store = UsageStore(tmp_path / "usage.sqlite3")
+    spent = sum(store.spent(since=0.0, key_id=old.key.id).values())
+    store.close()
+    assert spent > 5
+    limits = Limits(budget_tokens=spent + 5)
+    new = make_key(tmp_path, limits=limits, replaces=old.key.id)
+    other = make_key(tmp_path, limits=limits)
+    async with running_gateway(entry, state_dir=tmp_path) as gateway:
+        assert (await post_with(gateway, other, max_tokens=1)).status_code == 200
+        refused = await post_with(gateway, new, max_tokens=1)
+        assert (refused.status_code, refused.headers["x-tokenflow-reason"]) == (429, "budget")
+
+
+async def post_with(gateway: RunningGateway, key: NewKey, **fields: object) -> httpx.Response:
+    headers = {"authorization": f"Bearer {key.text}"}
+    return await gateway.client.post(CHAT, json=asks(**fields), headers=headers)
 
 
 async def test_openais_client_waits_as_it_is_told(engine: ReplayEngine, tmp_path: Path) -> None:
@@ -270,15 +310,91 @@ async def test_a_client_that_leaves_the_queue_leaves_nothing(engine: ReplayEngin
             await eventually(lambda: plugin.opened == [rid_of(answer)], "who has left was not announced")
 
 
+async def in_order(
+    engine: ReplayEngine, state: Path, *asked: tuple[str, dict[str, object]]
+) -> list[StreamOpened]:
+    """What these tenants ask for, while the engine is busy, in the order in which it gets it later on."""
+    classes = {"gold": {"weight": 8}, "bronze": {}}
+    tenants = {"a": {"classes": ["gold"]}, "b": {"classes": ["gold"]}, "c": {"classes": ["bronze"]}}
+    keys = {name: make_key(state, name) for name in tenants}
+    settings = {"state_dir": state, "classes": classes, "tenants": tenants}
+    with PluginStandIn(engine.base_url) as plugin:
+        async with running_gateway(
+            {"url": engine.base_url, "id": "e"}, admission={"engine_queue": 1}, **settings
+        ) as gateway:
+            await busy(gateway, plugin)
+            tasks = []
+            for tenant, fields in asked:
+                headers = {"authorization": f"Bearer {keys[tenant].text}"}
+                tasks.append(
+                    asyncio.create_task(gateway.client.post(CHAT, json=asks(**fields), headers=headers))
+                )
+                await eventually(lambda: waiting(gateway) == len(tasks), "it waits")
+            plugin.tells(running=WELCOME.max_running)  # room for one after the other
+            assert {answer.status_code for answer in await asyncio.gather(*tasks)} == {200}
+            await eventually(lambda: len(plugin.opened) == len(tasks), "all are announced")
+    return [plugin.announced[rid] for rid in plugin.opened]
+
+
+async def test_a_request_that_steps_back_does_not_take_its_class_along(
+    engine: ReplayEngine, tmp_path: Path
+) -> None:
+    patient, bronze = {"priority": -7, "max_tokens": 1000}, ("c", {"max_tokens": 200})
+    served = await in_order(engine, tmp_path, ("a", patient), ("b", {}), bronze, bronze, bronze)
+    assert [stream.weight for stream in served if stream.tenant == "a"] == [1.0], "it has stepped back"
+    assert [stream.tenant for stream in served] == ["a", "c", "b", "c", "c"]
+
+
+async def test_a_request_that_steps_back_goes_behind_its_tenants_others(
+    engine: ReplayEngine, tmp_path: Path
+) -> None:
+    served = await in_order(engine, tmp_path, ("a", {"priority": -7}), ("a", {}))
+    assert [stream.weight for stream in served] == [8.0, 1.0]
+
+
 async def test_who_waits_for_too_long_is_told_so(engine: ReplayEngine, tmp_path: Path) -> None:
     with PluginStandIn(engine.base_url) as plugin:
         async with queueing(engine, tmp_path, max_wait_s=0.2) as gateway:
             await busy(gateway, plugin)
             late = await post(gateway)
-            assert late.status_code == 503
+            assert late.status_code == 504, "a proxy is not to have it wait again elsewhere"
             assert late.headers["x-tokenflow-reason"] == "queue_timeout"
             assert late.json()["error"]["code"] == "queue_timeout"
             assert waiting(gateway) == 0
+
+
+def without_plugin(engine: ReplayEngine, state: Path) -> AbstractAsyncContextManager[RunningGateway]:
+    """A gateway whose one engine runs one stream, and may have another waiting."""
+    entry = {"url": engine.base_url, "id": "e", "link": "off", "max_running": 1}
+    return running_gateway(entry, state_dir=state, admission={"enabled": True, "engine_queue": 1})
+
+
+async def test_an_engine_without_plugin_gets_no_more_than_it_is_said_to_run(
+    engine: ReplayEngine, tmp_path: Path
+) -> None:
+    async with without_plugin(engine, tmp_path) as gateway:
+        async with AsyncExitStack() as stack:
+            for _ in range(2):
+                await stack.enter_async_context(gateway.client.stream("POST", CHAT, json=asks("endless")))
+            task = asyncio.create_task(post(gateway))
+            await eventually(lambda: waiting(gateway) == 1, "it waits")
+            assert len(gateway.streams) == 2
+        assert (await task).status_code == 200
+
+
+async def test_who_reads_on_keeps_no_place_in_an_engine_that_is_done(
+    engine: ReplayEngine, tmp_path: Path
+) -> None:
+    slowly = {"x-tokenflow-delivery": "paced", "x-tokenflow-rate": "0.1"}
+    async with without_plugin(engine, tmp_path) as gateway, AsyncExitStack() as stack:
+        (only,) = gateway.app.registry
+        for _ in range(2):
+            read = gateway.client.stream("POST", CHAT, json=asks(), headers=slowly)
+            await stack.enter_async_context(read)
+        await eventually(lambda: (len(only.streams), only.at_work) == (2, 0), "the engine is done")
+        assert (await post(gateway)).status_code == 200
+        assert gateway.metric("tokenflow_queue_left_total", sla="default", outcome="at_once") == 3
+        await eventually(lambda: (len(only.streams), only.at_work) == (2, 0), "the third is gone")
 
 
 async def test_with_the_link_down_nobody_waits(engine: ReplayEngine, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -17,7 +18,9 @@ from support.keys import make_key, revoke_key
 from support.redis_server import RedisServer, needs_redis, redis_server
 from support.replay_engine import ReplayEngine
 from support.transcripts import load
+from tokenflow_gateway.store.usage import USAGE_FILE, UsageStore, summed
 from tokenflow_gateway.tenants.keys import NewKey
+from tokenflow_gateway.tenants.limits import period_of
 
 pytestmark = needs_redis
 
@@ -27,7 +30,7 @@ SECRET = "a secret that all gateways have"
 
 @pytest.fixture
 async def engine() -> AsyncIterator[ReplayEngine]:
-    scripts = scenarios.sglang("chat_stream")
+    scripts = scenarios.sglang("chat_stream", "chat_stream_usage")
     scripts["endless"] = scenarios.endless(load("chat_stream"))
     async with ReplayEngine(scripts) as engine:
         yield engine
@@ -147,6 +150,84 @@ async def test_a_gateway_starts_without_redis_and_finds_it_later(
         assert (await post(gateway)).status_code == 200
         redis.start()
         await up(gateway)
+
+
+@pytest.mark.parametrize(("gateways", "allowed"), [(1, 20), (2, 10)])
+async def test_one_that_starts_without_redis_has_its_share_where_it_is_said(
+    engine: ReplayEngine, tmp_path: Path, redis: RedisServer, gateways: int, allowed: int
+) -> None:
+    """The first line is the negative control: nobody has said how many there are."""
+    redis.kill()
+    entry = {"url": engine.base_url, "id": "e", "link": "off"}
+    shared = {"redis": {"url": redis.url, "gateways": gateways}}
+    async with running_gateway(
+        entry, state_dir=tmp_path, **shared, **limited(requests_per_minute=20)
+    ) as gateway:
+        assert (await statuses([gateway], 30)).count(200) == allowed
+
+
+async def test_what_is_spent_outlives_redis_and_gateways_and_counts_once(
+    engine: ReplayEngine, tmp_path: Path, redis: RedisServer
+) -> None:
+    """Two gateways with one record of usage, as workers have it; each tells of all that is in it."""
+    settings = {"state_dir": tmp_path, **limited(budget_tokens=1_000_000)}
+    entry = {"url": engine.base_url, "id": "e", "link": "off"}
+    shared = {"redis": {"url": redis.url, "secret": SECRET}}
+
+    @asynccontextmanager
+    async def both() -> AsyncIterator[list[RunningGateway]]:
+        async with (
+            running_gateway(entry, gateway_id="g0", **shared, **settings) as here,
+            running_gateway(entry, gateway_id="g1", **shared, **settings) as there,
+        ):
+            yield [here, there]
+
+    async def spent(gateway: RunningGateway) -> int:
+        store = gateway.app.fleet.store
+        assert store is not None
+        period, _ = period_of("month", time.time())
+        figures = await store.client.hgetall(store.key("limits", "tenant:anonymous", f"spent:{period}"))
+        total = int(figures.pop(b"total", 0))
+        assert total == sum(map(int, figures.values()))
+        return total
+
+    async def until_spent(gateway: RunningGateway, tokens: int) -> None:
+        async with asyncio.timeout(5):
+            while await spent(gateway) != tokens:  # noqa: ASYNC110 - ends are told in the background
+                await asyncio.sleep(0.02)
+
+    UsageStore(tmp_path / USAGE_FILE).close()
+
+    def recorded() -> dict[str, Any]:
+        return summed(tmp_path / USAGE_FILE, by=())[0]
+
+    async def ask_four(gateways: list[RunningGateway]) -> None:
+        for gateway in [*gateways, *gateways]:
+            assert (await post(gateway, model="chat_stream_usage")).status_code == 200
+
+    async with both() as gateways:
+        await ask_four(gateways)
+        await eventually(lambda: recorded()["streams"] == 4, "all four are on record")
+        four = recorded()["prompt"] + recorded()["generated"]
+        assert four > 0
+        for gateway in gateways:
+            await until_spent(gateway, four)
+        redis.kill()
+        redis.start()
+        for gateway in gateways:
+            await eventually(
+                lambda gateway=gateway: gateway.metric("tokenflow_redis_lost_total") == 1, "it has noticed"
+            )
+            await up(gateway)
+        assert await spent(gateways[0]) == four
+    redis.kill()
+    redis.start()
+    async with both() as gateways:
+        for gateway in gateways:
+            await up(gateway)
+        assert await spent(gateways[0]) == four, "neither forgotten nor twice"
+        await ask_four(gateways)
+        await until_spent(gateways[1], 2 * four)
 
 
 # ---- progress reports ----------------------------------------------------------------------------------

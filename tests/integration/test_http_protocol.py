@@ -87,6 +87,43 @@ async def test_requests_one_after_another_share_a_connection(gateway: RunningGat
     writer.close()
 
 
+async def test_a_connection_is_closed_once_it_has_brought_no_request_for_a_while(
+    gateway: RunningGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted from the last answer, however long the connection has been in use."""
+    monkeypatch.setattr(gateway.server.config, "timeout_keep_alive", 0.3)
+    loop = asyncio.get_running_loop()
+    reader, writer = await connect(gateway)
+    begun, answers = loop.time(), 0
+    async with asyncio.timeout(10):
+        while loop.time() < begun + 1.0:
+            writer.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+            await reader.readuntil(b'{"status":"ok"}')
+            answered, answers = loop.time(), answers + 1
+        assert await reader.read() == b""
+    assert answers > 3
+    assert 0.2 < loop.time() - answered < 2.0
+    writer.close()
+
+
+async def test_a_stream_is_no_idle_connection(
+    gateway: RunningGateway, engine: ReplayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on beyond the time for the next request, which begins anew behind it."""
+    monkeypatch.setattr(gateway.server.config, "timeout_keep_alive", 0.2)
+    loop = asyncio.get_running_loop()
+    reader, writer = await connect(gateway)
+    async with asyncio.timeout(10):
+        writer.write(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        await reader.readuntil(b'{"status":"ok"}')
+        writer.write(post("endless", stream=True))
+        begun = loop.time()
+        while loop.time() < begun + 0.6:
+            await reader.readuntil(b"data: ")
+    writer.close()
+    await gateway.everything_released()
+
+
 async def test_streams_one_after_another_share_a_connection(gateway: RunningGateway) -> None:
     reader, writer = await connect(gateway)
     async with asyncio.timeout(5):

@@ -227,7 +227,10 @@ async def test_nobody_is_known_where_that_is_switched_off(engine: ReplayEngine) 
                 await stream.send(*SLOW_READING)
 
 
-async def test_who_reads_is_not_logged(gateway: RunningGateway, engine: ReplayEngine) -> None:
+async def test_who_reads_is_not_logged(
+    gateway: RunningGateway, engine: ReplayEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     with structlog.testing.capture_logs() as logs:
         async with open_stream(gateway, engine, user="ann.in.clear") as stream:
             await stream.send(*SLOW_READING)

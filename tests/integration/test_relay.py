@@ -13,7 +13,9 @@ from support import scenarios
 from support.gateway import RunningGateway, eventually, running_gateway
 from support.replay_engine import Close, Headers, ReplayEngine, Script, Send
 from support.transcripts import load, names, streams
+from tokenflow_gateway.config import EngineConfig
 from tokenflow_gateway.engines import probe
+from tokenflow_gateway.engines.engine import Engine
 
 CHAT = "/v1/chat/completions"
 DONE = b"data: [DONE]\n\n"
@@ -449,6 +451,31 @@ async def test_one_engine_that_drips_holds_nobody_up(
             assert (await gateway.client.post(CHAT, json=asks("chat_stream"))).status_code == 200
             reasons = {e.health_reason for e in gateway.app.registry if not e.healthy}
             assert reasons == {"no answer in time"}
+
+
+async def test_an_engine_that_closes_kept_connections_is_well() -> None:
+    """As uvicorn does with a connection that was idle for long, whatever has come on it meanwhile."""
+    models = b'{"data": [{"id": "m"}]}'
+    answer = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(models), models)
+    serving = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append(asyncio.current_task())
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await reader.read(1)
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        engine = Engine(EngineConfig(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"))
+        async with httpx.AsyncClient() as client:
+            health = probe.HealthProbe(engine, client)
+            for _ in range(3):
+                await health.probe()
+                assert (engine.healthy, engine.health_reason) == (True, None)
+        await asyncio.gather(*serving)
+    assert len(serving) > 3
 
 
 # ---- clients that leave ---------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ from support.served import Served, serving
 from support.transcripts import load
 from tokenflow_gateway.config import ConfigError, Settings, load_settings
 from tokenflow_gateway.reload import RELOADED, Reloader, merged
+from tokenflow_gateway.store.sqlite import StoreError
+from tokenflow_gateway.store.usage import USAGE_FILE, summed
 
 CHAT = "/v1/chat/completions"
 
@@ -94,8 +96,39 @@ async def test_a_configuration_that_cannot_be_used_changes_nothing(
         def unreadable() -> Settings:
             raise ConfigError("port: no")
 
-        assert not await Reloader(unreadable, gateway.app.reload).reload()
+        reloader = Reloader(unreadable, gateway.app.reload, gateway.app.fleet.remember_spent)
+        assert not await reloader.reload()
         assert gateway.app.settings is before
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+async def test_a_new_budget_knows_what_was_spent_before_it(
+    engine: ReplayEngine, tmp_path: Path, *, recorded: bool
+) -> None:
+    """By the record of usage. Without one, which is the negative control, the budget begins at nothing."""
+    made = make_key(tmp_path, "acme")
+    headers = {"authorization": f"Bearer {made.text}"}
+    entry = {"url": engine.base_url, "id": "e", "link": "off"}
+    common = {"engines": [entry], "port": 0, "state_dir": tmp_path, "usage": {"record": recorded}}
+    async with running_gateway(entry, state_dir=tmp_path, usage={"record": recorded}) as gateway:
+        assert (await gateway.client.post(CHAT, json=asks(), headers=headers)).status_code == 200
+        if recorded:
+            await eventually(lambda: spent(tmp_path) > 5, "the stream is on record")
+        budget = {"limits": {"budget_tokens": 15}}
+        settings = load_settings(overrides={**common, "tenants": {"acme": budget}})
+        reloader = Reloader(lambda: settings, gateway.app.reload, gateway.app.fleet.remember_spent)
+        assert await reloader.reload()
+        answer = await gateway.client.post(CHAT, json={**asks(), "max_tokens": 5}, headers=headers)
+        assert answer.status_code == (429 if recorded else 200)
+
+
+def spent(state: Path) -> int:
+    """Tokens on record."""
+    try:
+        (total,) = summed(state / USAGE_FILE, by=())
+    except StoreError:  # it is being made
+        return 0
+    return int(total["prompt"] + total["generated"])
 
 
 async def status_of(served: Served, bearer: str) -> int:

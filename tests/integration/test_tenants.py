@@ -180,6 +180,41 @@ async def test_a_wrong_key_is_no_anonymous_request(engine: ReplayEngine, tmp_pat
         assert (await post(gateway, bearer(stranger))).status_code == 401
 
 
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+async def test_half_a_key_is_a_mistake_and_no_anonymous_request(
+    engine: ReplayEngine, tmp_path: Path, header: str
+) -> None:
+    """It would go to the engine as a credential that is not ours."""
+    made = make_key(tmp_path)
+    async with serving(engine, tmp_path, anonymous="allow") as gateway:
+        for half in (made.text[:-1], made.text + "x", "tf-", f"tf-{made.key.id}"):
+            refused = await post(gateway, {header: f"Bearer {half}" if header == "authorization" else half})
+            assert refused.status_code == 401
+            assert "not all of one" in refused.json()["error"]["message"]
+        assert not [seen for seen in engine.requests if seen.method == "POST"]
+        assert (await post(gateway, {header: "Bearer sk-of-the-engine"})).status_code == 200
+
+
+async def test_a_key_is_refused_by_a_gateway_that_has_none(engine: ReplayEngine, tmp_path: Path) -> None:
+    """It was made for another state_dir: who goes on without would think that keys are in force."""
+    elsewhere = make_key(tmp_path / "elsewhere")
+    entry = {"url": engine.base_url, "id": "e", "link": "off"}
+    async with running_gateway(entry, state_dir=tmp_path) as gateway:
+        refused = await post(gateway, bearer(elsewhere))
+        assert refused.status_code == 401
+        assert "knows no API keys" in refused.json()["error"]["message"]
+        assert (await post(gateway)).status_code == 200
+
+
+async def test_a_key_in_the_url_goes_nowhere(engine: ReplayEngine, tmp_path: Path) -> None:
+    made = make_key(tmp_path)
+    async with serving(engine, tmp_path, anonymous="allow") as gateway:
+        refused = await post(gateway, path=f"{CHAT}?api_key={made.text}")
+        assert refused.status_code == 401
+        assert not [seen for seen in engine.requests if seen.method == "POST"]
+        assert (await post(gateway, path=f"{CHAT}?api_key=other")).status_code == 200
+
+
 async def _until(gateway: RunningGateway, made: NewKey | None, status: int) -> float:
     begun = time.monotonic()
     async with asyncio.timeout(5):
@@ -241,14 +276,11 @@ async def test_no_key_reaches_an_engine(
 async def test_without_keys_a_clients_credentials_pass_as_before(
     engine: ReplayEngine, tmp_path: Path
 ) -> None:
-    """The negative control of the test above; a key of ours passes nowhere."""
-    stale = make_key(tmp_path / "elsewhere")
+    """The negative control of the test above."""
     entry = {"url": engine.base_url, "id": "e", "link": "off"}
     async with running_gateway(entry, state_dir=tmp_path) as gateway:
         await post(gateway, bearer("for-the-engine"))
         assert last_post(engine).headers["authorization"] == "Bearer for-the-engine"
-        assert (await post(gateway, bearer(stale))).status_code == 200
-        assert "authorization" not in last_post(engine).headers
 
 
 async def test_a_key_is_in_no_log(

@@ -101,9 +101,11 @@ async def engine(gate: asyncio.Event) -> AsyncIterator[ReplayEngine]:
 
 
 @contextlib.asynccontextmanager
-async def two_workers(engine: ReplayEngine, tmp_path: Path, *, link: str = "off") -> AsyncIterator[Workers]:
+async def two_workers(
+    engine: ReplayEngine, tmp_path: Path, *, link: str = "off", **settings: object
+) -> AsyncIterator[Workers]:
     async with (
-        serving(engine, tmp_path, workers=2, link=link) as served,
+        serving(engine, tmp_path, workers=2, link=link, **settings) as served,
         httpx.AsyncClient(base_url=served.base_url, trust_env=False, limits=_NONE_KEPT) as visitor,
     ):
         workers = Workers(served, visitor)
@@ -227,6 +229,29 @@ async def test_a_worker_that_ends_in_order_leaves_all_its_counts(workers: Worker
     assert await workers.metric(FINISHED) == CLIENTS
     await workers.until("/health/ready", 200)
     assert [await workers.metric(FINISHED) for _ in range(6)] == [CLIENTS] * 6
+
+
+async def test_open_streams_count_although_the_worker_that_counts_has_died(
+    engine: ReplayEngine, gate: asyncio.Event, tmp_path: Path
+) -> None:
+    limits = {"anonymous": {"limits": {"concurrent_streams": CLIENTS}}}
+    async with two_workers(engine, tmp_path, tenants=limits) as workers:
+        clients = await under_way(workers)
+        owners = {view["id"]: view["worker"] for view in (await workers.streams())["streams"]}
+        left = sum(owners[_rid(client)] == 1 for client in clients)
+        assert 0 < left < CLIENTS, "the test shows nothing"
+        before = workers.pids()[0]
+        os.kill(before, signal.SIGKILL)
+        await eventually(lambda: workers.pids()[0] != before, "it is started again")
+        await workers.until("/health/ready", 200)
+        await under_way(workers, CLIENTS - left)
+        refused = [await workers.post(CHAT, asks("held")) for _ in range(6)]
+        assert [answer.headers.get("x-tokenflow-reason") for answer in refused] == ["streams"] * 6
+        gate.set()
+        await all_ended(workers.clients)
+        async with asyncio.timeout(PATIENCE_S):
+            while (await workers.post(CHAT, asks("chat_stream"))).status_code != 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
 
 
 async def test_reports_of_a_dead_workers_streams_are_told_so(workers: Workers) -> None:

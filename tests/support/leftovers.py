@@ -31,8 +31,8 @@ PATIENCE_S = 2.0
 """For what is let go of to be gone."""
 _POOLED = 4
 """Connections to the engine that may stay: the pool's, that of an abort, and those of probes."""
-_OF_ALL = ("EnginePool._drop_idle", "Lifecycle._look_for_overdue")
-"""Timers of which there is one for all requests, until it finds nothing any more."""
+_OF_ALL = ("EnginePool._drop_idle", "Lifecycle._look_for_overdue", "EngineLink._tick")
+"""Timers of which there is one for all requests, some until they find nothing any more."""
 
 
 def open_files() -> int:
@@ -75,9 +75,9 @@ class Leftovers:
             *self.faults,
             *(f"stream on record: {stream.rid} ({stream.end})" for stream in self._gateway.streams),
             *(
-                f"{engine.name} counts {engine.streams}"
+                f"{engine.name} counts {engine.streams | engine.answered}"
                 for engine in self._gateway.app.registry
-                if engine.streams
+                if engine.streams or engine.answered
             ),
             *(f"gauge {name}: {value}" for name, value in self._gauges_now() ^ self._gauges),
             *(f"task {task.get_coro()}" for task in asyncio.all_tasks() - self._tasks),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -44,7 +45,13 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(
-    engine: ReplayEngine, tmp_path: Path, *, grace_s: int = 30, workers: int = 1, link: str = "off"
+    engine: ReplayEngine,
+    tmp_path: Path,
+    *,
+    grace_s: int = 30,
+    workers: int = 1,
+    link: str = "off",
+    **settings: object,
 ) -> AsyncIterator[Served]:
     """On a free port; ready."""
     with socket.socket() as probe:
@@ -54,6 +61,7 @@ async def serving(
     config.write_text(
         f"engines: [{{url: '{engine.base_url}', id: e, link: '{link}'}}]\n"
         f"port: {port}\nshutdown_grace_s: {grace_s}\nworkers: {workers}\n"
+        + "".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items())
     )
     with log.open("wb") as out:
         process = await asyncio.create_subprocess_exec(

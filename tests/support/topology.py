@@ -128,16 +128,19 @@ async def topology(
     *,
     tokens_per_s: float | None = None,
     settings: Mapping[str, Any] | None = None,
+    entry: Mapping[str, Any] | None = None,
     shared: bool = True,
 ) -> AsyncIterator[Topology]:
     """Each engine says its recordings at this pace, to any number of clients; None: `settings` names others.
 
-    `settings`: more of the gateways' than compose ships. Unless `shared` they know of no Redis.
+    `settings`: more of the gateways' than compose ships; `entry`: of each engine's in these. Unless `shared`
+    they know of no Redis.
     """
     engines = [] if tokens_per_s is None else [_engine(folder, number, tokens_per_s) for number in (1, 2)]
     with redis_server(folder) as redis:
         more = {**(settings or {}), **({"redis": {"url": redis.url}} if shared else {})}
-        gateways = [_gateway(folder, number, engines, more) for number in (1, 2)]
+        entries = [{"url": e.url, "id": e.name, "link": "off", **(entry or {})} for e in engines]
+        gateways = [_gateway(folder, number, entries, more) for number in (1, 2)]
         running = Topology(_proxy(folder, gateways), redis, gateways, engines)
         try:
             await asyncio.gather(*(engine.start() for engine in engines))
@@ -156,10 +159,10 @@ def _engine(folder: Path, number: int, tokens_per_s: float) -> Part:
     return Part(f"engine-{number}", command, f"http://127.0.0.1:{port}", "/ready", folder)
 
 
-def _gateway(folder: Path, number: int, engines: list[Part], more: Mapping[str, Any]) -> Part:
+def _gateway(folder: Path, number: int, engines: list[dict[str, Any]], more: Mapping[str, Any]) -> Part:
     port, name = _free_port(), f"gateway-{number}"
     settings = yaml.safe_load((DOCKER / "gateway.gpu.yaml").read_text()) | {
-        "engines": [{"url": engine.url, "id": engine.name, "link": "off"} for engine in engines],
+        "engines": engines,
         "host": "127.0.0.1",
         "port": port,
         "gateway_id": name,

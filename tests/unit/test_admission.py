@@ -69,7 +69,7 @@ class Hall:
                 tenant_weight=1.0,
                 user="",
                 cost=100.0,
-                ttft_s=ttft_s,
+                due_s=ttft_s,
                 wish=Wish(ttft_s=ttft_s, behind=frozenset({"bronze"} if sla == "gold" else ())),
                 pool="m",
                 engines=self.engines,
@@ -230,7 +230,7 @@ async def test_who_waits_for_too_long_is_turned_away() -> None:
     async with Hall(max_wait_s=0.05).open() as hall:
         with pytest.raises(QueueTimeout) as raised:
             await hall.enter()
-        assert raised.value.status == 503
+        assert raised.value.status == 504
         assert (b"x-tokenflow-reason", b"queue_timeout") in raised.value.headers()
         assert hall.admission.waiting == {"x": 0}
         assert hall.outcomes == ["timeout"]

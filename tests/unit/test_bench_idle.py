@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tokenflow_bench.burst.idle import COMPARED, ratios, terminal
+from tokenflow_bench.burst.idle import COMPARED, ratios, table_of
 
 
 def shown(tokens_per_s: float, ttft_s: float, idle_cores: float = 0.01) -> dict[str, float]:
@@ -29,14 +29,15 @@ def test_each_pair_gives_a_ratio_so_that_a_slow_minute_does_not_matter():
 def test_the_table_has_median_and_spread():
     first, second = [shown(100.0, 0.2)] * 3, [shown(rate, 0.2, 0.02) for rate in (98.0, 99.0, 103.0)]
     table = {
+        "setup": "tiny",
         "title": "nobody waits",
         "sides": ["stock", "plugin"],
         "figures": {"stock": first, "plugin": second},
         "ratios": ratios(first, second),
     }
-    text = terminal([table])
-    assert "nobody waits: plugin / stock" in text
-    assert "0.9900 (0.9800 .. 1.0300)" in text
+    text = table_of([table]).text()
+    assert "tiny, nobody waits: plugin / stock  3 " in text
+    assert "x0.990 (0.980 to 1.030)" in text
     assert "2.0 % / 1.0 %" in text
 
 

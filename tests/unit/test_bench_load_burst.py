@@ -13,10 +13,12 @@ import pytest
 from tokenflow_bench.burst.capacity import middle_rate
 from tokenflow_bench.burst.cores import Cores, pin, pin_engine
 from tokenflow_bench.burst.deployment import parse_counters
-from tokenflow_bench.burst.report import table_of
+from tokenflow_bench.burst.idle import ratios
+from tokenflow_bench.burst.report import page, table_of, terminal
 from tokenflow_bench.burst.setups import SETUPS
 from tokenflow_bench.burst.targets import ratio
 from tokenflow_bench.burst.turns import turns
+from tokenflow_bench.experiment import objections
 from tokenflow_bench.load.asks import asks_of, prompt_text
 from tokenflow_bench.load.log import StreamLog
 from tokenflow_bench.reading import Person
@@ -66,23 +68,83 @@ def test_ratios_are_within_rounds() -> None:
     assert ratio([1.0, None], [0.0, 3.0]) is None
 
 
-def test_table_has_ratios_against_stock() -> None:
-    def run(ttft: float) -> dict[str, Any]:
-        names = {
-            "ttft_mean_s", "ttft_p50_s", "ttft_p99_s", "wait_mean_s", "wait_p99_s", "stall_free_share",
-            "good_share", "raw_tokens_per_s", "consumed_tokens_per_s", "effective_tokens_per_s", "qos",
-            "qoe_mean", "lead_mean_s", "makespan_s", "missing",
-        }  # fmt: skip
-        figures: dict[str, Any] = dict.fromkeys(names, 1.0) | {"ttft_p99_s": ttft, "after_pause": None}
-        engine = {"tokenflow_engine_preemptions_total{parked}": 3.0}
-        return {"figures": figures, "engine": engine, "driver": {"lag_p99_ms": 2.0, "cpu_share": 0.1}}
+def burst_run(ttft: float) -> dict[str, Any]:
+    names = {
+        "ttft_mean_s", "ttft_p50_s", "ttft_p99_s", "wait_mean_s", "wait_p99_s", "stall_free_share",
+        "good_share", "raw_tokens_per_s", "consumed_tokens_per_s", "effective_tokens_per_s", "qos",
+        "qoe_mean", "lead_mean_s", "makespan_s", "missing",
+    }  # fmt: skip
+    return {
+        "figures": dict.fromkeys(names, 1.0) | {"ttft_p99_s": ttft, "after_pause": None},
+        "engine": {"tokenflow_engine_preemptions_total{parked}": 3.0},
+        "driver": {"lag_p99_ms": 2.0, "cpu_share": 0.1},
+        "objection": "",
+    }
 
-    shown = table_of({"cases": {"fcfs": [run(4.0), run(8.0)], "adaptive": [run(1.0), run(4.0)]}}).text()
+
+def test_table_has_ratios_against_stock() -> None:
+    cases = {"fcfs": [burst_run(4.0), burst_run(8.0)], "adaptive": [burst_run(1.0), burst_run(4.0)]}
+    shown = table_of({"cases": cases}).text()
     line = next(line for line in shown.splitlines() if line.startswith("TTFT, p99"))
     assert "6.00 (4.00 to 8.00)" in line
     assert "2.50 (1.00 to 4.00), x0.38" in line
     assert "preempted" in shown
     assert "after the pause" not in shown
+
+
+def document(command: str, commit: str, **more: Any) -> dict[str, Any]:
+    machine = {"cpu": "CPU", "cores": 2, "memory_gib": 8.0, "kernel": "6.1", "load_before": 0.25}
+    versions = {"commit": commit, "sglang": "0.5.23"}
+    head = {"command": command, "at": "2026-01-01T00:00:00Z", "seed": 1}
+    return {**head, "machine": machine, "versions": versions, **more}
+
+
+BURST = document(
+    "make bench-burst",
+    "aaa1111",
+    target_s=1.0,
+    tables=[
+        {
+            "setup": "tiny", "words": "a tiny model", "title": "load 0.8", "load": 0.8, "rounds": 1,
+            "readers": 4, "rate": 5.0, "output": 100, "capacity": 30.0, "fit": 0.5, "flags": [],
+            "cores": "core 0", "policies": {},
+            "cases": {"fcfs": [burst_run(4.0)], "adaptive": [burst_run(1.0)]},
+        }
+    ],
+)  # fmt: skip
+IDLE_RUN = {"tokens_per_s": 100.0, "ttft_mean_s": 0.1, "ttft_p50_s": 0.1, "idle_cores": 0.01}
+IDLE = document(
+    'make bench-burst ARGS="--idle"',
+    "bbb2222",
+    tables=[
+        {
+            "setup": "tiny", "title": "nobody waits", "sides": ["stock", "plugin"], "cores": "core 0",
+            "figures": {"stock": [IDLE_RUN], "plugin": [IDLE_RUN]},
+            "ratios": ratios([IDLE_RUN], [IDLE_RUN]),
+        }
+    ],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("documents", [(BURST, IDLE), (IDLE, BURST)])
+def test_results_of_both_kinds_become_one_page(documents: tuple[dict[str, Any], ...]) -> None:
+    """Each with its own command and commit; the machine, the same for both, is there once."""
+    shown = page(*documents)
+    assert "`make bench-burst`: 2026-01-01T00:00:00Z, commit aaa1111" in shown
+    assert '`make bench-burst ARGS="--idle"`: 2026-01-01T00:00:00Z, commit bbb2222' in shown
+    assert shown.count("CPU, 2 cores") == 1
+    assert shown.index("a tiny model, load 0.8") < shown.index("nobody waits: plugin / stock | 1 | x1.000")
+    assert shown.index("In short") < shown.index("a tiny model, load 0.8")
+    assert "nobody waits" in terminal(*documents)
+    assert not any(map(objections, documents))
+
+
+def test_a_page_says_nothing_of_what_was_not_measured() -> None:
+    assert "nothing is to be scheduled" not in page(BURST)
+    alone = page(IDLE)
+    assert "nobody waits: plugin / stock" in alone
+    assert "`fcfs` is stock" not in alone
+    assert "In short" not in alone
 
 
 def test_counters_of_the_engine() -> None:

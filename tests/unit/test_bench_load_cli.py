@@ -164,7 +164,7 @@ def test_without_its_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("tokenflow_gateway.cli.import_module", _missing)
     shown = CliRunner().invoke(cli, ["bench", "http://127.0.0.1:9"])
     assert shown.exit_code == 1
-    assert "tokenflow bench needs numpy: pip install 'tokenflow-serving[bench]'" in shown.output
+    assert "tokenflow bench needs numpy: pip install '.[bench]'" in shown.output
 
 
 def _missing(_name: str) -> None:

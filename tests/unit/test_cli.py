@@ -58,7 +58,7 @@ def test_without_the_web_stack_serve_says_what_to_install(tmp_path: Path):
     done = tokenflow("serve", "--engine", "http://127.0.0.1:1", home=tmp_path, code=BLOCK_WEB_STACK)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert "pip install 'tokenflow-serving[gateway]'" in done.stderr
+    assert "pip install '.[gateway]'" in done.stderr
 
 
 def test_without_the_web_stack_the_rest_works(tmp_path: Path):

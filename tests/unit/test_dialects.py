@@ -247,13 +247,14 @@ def test_what_a_response_goes_on_from_is_read() -> None:
         parse_object(b'{"previous_response_id": "a", "previous_response_id": "b"}')
 
 
-def test_what_runs_in_the_background_is_not_followed() -> None:
-    read = RESPONSES.read_fields
-    assert read(body_of({"background": True})).detached
-    assert not read(body_of({"background": True, "stream": True})).detached
-    assert not read(body_of({"background": None})).detached
-    with pytest.raises(BadRequest):
-        read(body_of({"background": "yes"}))
+@pytest.mark.parametrize(
+    ("status", "pending"),
+    [("queued", True), ("in_progress", True), ("completed", False), ("cancelled", False), (None, False)],
+)
+def test_a_response_that_the_engine_goes_on_with_says_so(status: str | None, *, pending: bool) -> None:
+    read = RESPONSES.document(json.dumps({"id": "resp_1", "status": status, "usage": None}).encode())
+    assert (read.response_id, read.is_pending) == ("resp_1", pending)
+    assert not MESSAGES.document(b'{"id":"msg_1","type":"message"}').is_pending
 
 
 @pytest.mark.parametrize(

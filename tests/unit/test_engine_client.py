@@ -9,7 +9,7 @@ import socket
 import ssl
 import subprocess
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +24,7 @@ from tokenflow_gateway.config import EngineConfig
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.relay import engine_pool
 from tokenflow_gateway.relay.engine_answer import MAX_HEAD_BYTES, READ_BYTES, EngineAnswer
+from tokenflow_gateway.relay.engine_pool import EngineConnection, EnginePool, Origin
 from tokenflow_gateway.relay.errors import ConnectTimeout, EngineUnreachable, NoEngine
 from tokenflow_gateway.relay.upstream import Upstream
 
@@ -338,6 +339,47 @@ async def test_requests_at_the_same_time_have_connections_of_their_own() -> None
         go.set()
         assert await asyncio.gather(*reads) == [b"hello"] * 20
         assert made.raw.connections == 20
+
+
+class _Written(asyncio.Transport):
+    """Keeps what is written, in the order of everything else that happens."""
+
+    def __init__(self, happened: list[bytes]) -> None:
+        super().__init__()
+        self._happened = happened
+        self._closing = False
+
+    def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview]) -> None:
+        self._happened.append(b"".join(list_of_data))
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def abort(self) -> None:
+        self._closing = True
+
+
+async def test_a_request_is_written_behind_what_was_to_be_done_before() -> None:
+    """The link sends a stream's announcement as the next turn of the loop begins: it has to be ahead."""
+    happened: list[bytes] = []
+    connection = EngineConnection(EnginePool(), Origin("127.0.0.1", 1, tls=False))
+    connection.connection_made(_Written(happened))
+    asyncio.get_running_loop().call_soon(happened.append, b"announced")
+    connection.ask(b"head", b"body", method="POST")
+    assert not happened
+    await asyncio.sleep(0)
+    assert happened == [b"announced", b"headbody"]
+
+
+async def test_a_request_that_is_left_before_it_is_written_is_not_written() -> None:
+    happened: list[bytes] = []
+    connection = EngineConnection(EnginePool(), Origin("127.0.0.1", 1, tls=False))
+    connection.connection_made(_Written(happened))
+    connection.ask(b"head", b"body", method="POST")
+    connection.leave()
+    await asyncio.sleep(0)
+    assert not happened
+    assert not connection.usable
 
 
 async def test_an_answer_left_before_its_end_closes_the_connection_at_once() -> None:

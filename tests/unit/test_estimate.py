@@ -30,3 +30,9 @@ def of(**fields: Any) -> Estimate:
 def test_each_of_several_prompts_has_an_answer(prompt: object, texts: int) -> None:
     assert of(prompt=prompt, max_tokens=100).output == 100 * texts
     assert of(prompt=prompt, max_tokens=100, n=2).output == 200 * texts
+
+
+def test_an_answer_that_is_the_best_of_several_costs_all_of_them() -> None:
+    assert of(prompt="hello", max_tokens=100, best_of=5).output == 500
+    assert of(prompt="hello", max_tokens=100, n=2, best_of=5).output == 500
+    assert of(prompt="hello", max_tokens=100, n=2, best_of=None).output == 200

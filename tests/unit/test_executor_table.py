@@ -113,6 +113,32 @@ def test_one_view_asks_the_engine_about_few_and_in_time_about_all():
     assert {"r7", "r150"} <= set(asked)  # what is being written is looked at each time
 
 
+def test_the_engine_is_asked_about_what_is_on_the_device_only():
+    asked: list[str] = []
+
+    def shared(req: FakeRequest) -> int:
+        asked.append(req.rid)
+        return 16
+
+    table = new_table(shared_tokens=shared)
+    arrive(table, "waits", "runs", "leaves", "ends")
+    for rid in ("runs", "leaves", "ends"):
+        table.moved(rid, Phase.RUNNING, now=1.0)
+        table.counted(rid, 5)
+    table.moved("leaves", Phase.OFFLOADED, now=1.0)
+    table.ended("ends")
+    view_of(table, now=2.0)
+    assert asked == ["runs"]
+    table.planned(Plan(write=[2]))  # it had left before the plan for that view came
+    table.moved("leaves", Phase.LOADING, now=3.0)
+    table.moved("leaves", Phase.WAITING, now=3.0)
+    view_of(table, now=2.1)
+    assert asked == ["runs"]
+    table.moved("leaves", Phase.RUNNING, now=4.0)
+    view_of(table, now=4.0)
+    assert set(asked[1:]) == {"runs", "leaves"}
+
+
 def test_what_the_engine_no_longer_holds_goes():
     table = new_table()
     arrive(table, "a", "b", "c")

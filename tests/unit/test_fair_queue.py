@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
+from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenflow_gateway.tenants import fair_queue
 from tokenflow_gateway.tenants.fair_queue import FairQueue, Waiting
 
 
@@ -113,6 +116,53 @@ def test_users_of_a_tenant_take_turns_within_its_share() -> None:
     assert "other" in [one.user for one in served]
 
 
+def test_a_tenants_giant_sets_itself_back_and_not_the_others_of_its_class() -> None:
+    queue = FairQueue()
+    queue.push(waiting("giant", "gold", weight=8.0, cost=500_000.0))
+    queue.push(waiting("giant", "gold", weight=8.0))
+    for _ in range(10):
+        queue.push(waiting("other", "gold", weight=8.0))
+    for _ in range(50):
+        queue.push(waiting("b", "bronze", cost=1000.0))
+    served = [one.tenant for one in taken(queue, 62)]
+    assert served[0] == "giant"
+    assert served.index("other") < 5, "as its class was charged for it, all of bronze would have gone first"
+    own = [tenant for tenant in served if tenant != "b"]
+    assert own == ["giant", *["other"] * 10, "giant"]
+
+
+def test_no_row_of_new_names_keeps_a_user_waiting() -> None:
+    """Though one of the tenant's waits for something else all the while."""
+    queue = FairQueue()
+    queue.push(waiting(user="elsewhere", pool="full"))
+    queue.push(waiting(user="regular"))
+    served = []
+    for number in range(10):
+        queue.push(waiting(user=f"new {number}"))
+        one = queue.take(lambda one: one.pool != "full")
+        assert one is not None
+        served.append(one.user)
+        if one.user == "regular":
+            queue.push(waiting(user="regular"))
+    assert served.count("regular") > 2
+
+
+def test_nothing_is_kept_of_a_name_that_has_nobody_waiting() -> None:
+    queue = FairQueue()
+    queue.push(waiting(user="elsewhere", pool="full"))
+    before = objects()
+    for number in range(1000):
+        queue.push(waiting(user=f"name {number}"))
+        assert queue.take(lambda one: one.pool != "full") is not None
+    assert objects() <= before + 3
+
+
+def objects() -> int:
+    """Of the queue's own kinds, alive."""
+    gc.collect()
+    return sum(type(one).__module__ == fair_queue.__name__ for one in gc.get_objects())
+
+
 def test_the_earliest_deadline_of_a_tenant_goes_first() -> None:
     queue = FairQueue()
     for deadline in (3.0, 1.0, 2.0):
@@ -190,6 +240,23 @@ def test_who_was_served_at_once_has_had_a_turn_like_others(
         orders.append([(one.sla, one.tenant, one.cost) for one in taken(queue, len(crowd))])
     assert orders[0] == orders[1]
     assert len(waited) == len(passed) == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from("pa"), st.integers(0, 9), st.integers(1, 500)), max_size=60))
+def test_when_idle_tenants_are_forgotten_makes_no_difference(steps: list[tuple[str, int, int]]) -> None:
+    orders = []
+    for few in (0, 1000):
+        with patch.object(fair_queue, "_FEW", few):
+            queue, order = FairQueue(), []
+            for what, tenant, cost in steps:
+                one = waiting(str(tenant), cost=cost)
+                if what == "a" and queue.at_once(one, everybody):
+                    continue
+                queue.push(one)
+                if len(queue) > 3:
+                    order += taken(queue, 2)
+            orders.append([(one.tenant, one.cost) for one in (*order, *taken(queue, len(queue)))])
+    assert orders[0] == orders[1]
 
 
 def test_nobody_is_served_at_once_past_those_who_wait_or_without_room() -> None:

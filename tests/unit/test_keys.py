@@ -71,6 +71,19 @@ def test_a_key_shows_no_secret_where_it_is_printed() -> None:
     assert made.key.secret not in repr(made) + str(made) + repr(made.key) + repr(kept)
 
 
+def test_a_rotated_key_goes_back_to_the_first_of_its_line() -> None:
+    first, second, third, other = (new_key().key for _ in range(4))
+    keyring = Keyring(
+        [record(first), record(second, replaces=first.id), record(third, replaces=second.id), record(other)]
+    )
+    assert [keyring.origin(key.id) for key in (first, second, third)] == [first.id] * 3
+    assert keyring.origin(other.id) == other.id
+    without_the_first = Keyring([record(second, replaces=first.id)])
+    assert without_the_first.origin(second.id) == first.id
+    circle = Keyring([record(first, replaces=second.id), record(second, replaces=first.id)])
+    assert circle.origin(first.id) in {first.id, second.id}
+
+
 # ---- what is valid ----------------------------------------------------------------------------------
 
 

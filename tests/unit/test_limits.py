@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import count
@@ -12,10 +14,20 @@ from pathlib import Path
 import pytest
 
 from support.redis_server import RedisServer, needs_redis, redis_server
+from tokenflow_gateway.store import shared_limits
 from tokenflow_gateway.store.redis import FleetStore
 from tokenflow_gateway.store.settings import RedisSettings
 from tokenflow_gateway.store.shared_limits import SharedLimits
-from tokenflow_gateway.tenants.limits import LimitStore, LocalLimits, Subject, Verdict, period_of, subjects_of
+from tokenflow_gateway.tenants.budgets import Spent
+from tokenflow_gateway.tenants.limits import (
+    Lease,
+    LimitStore,
+    LocalLimits,
+    Subject,
+    Verdict,
+    period_of,
+    subjects_of,
+)
 from tokenflow_gateway.tenants.model import Limits, Principal, Tenant
 
 _ids = count()
@@ -24,9 +36,14 @@ _ids = count()
 class Replica:
     """One gateway's limits in a fleet."""
 
-    def __init__(self, server: RedisServer, name: str) -> None:
+    def __init__(self, server: RedisServer, name: str, *, processes: int = 1) -> None:
+        self.record: list[Spent] = []
+        """What it finds in the record of usage."""
         self.store = FleetStore(RedisSettings(url=server.url), name)
-        self.limits = SharedLimits(self.store, LocalLimits())
+        self.limits = SharedLimits(self.store, LocalLimits(), recorded=self.recorded, processes=processes)
+
+    async def recorded(self) -> list[Spent]:
+        return self.record
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Replica]:
@@ -39,10 +56,23 @@ class Replica:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def until_up(self, up: bool = True) -> None:
+    async def spent(self, subject: Subject) -> int:
+        """By all, as Redis has it."""
+        period, _ = period_of(subject.limits.budget_period, time.time())
+        key = self.store.key("limits", subject.name, f"spent:{period}")
+        return int(await self.store.client.hget(key, "total") or 0)
+
+    async def until_up(self) -> None:
         async with asyncio.timeout(10):
-            while self.store.up is not up:  # noqa: ASYNC110 - it has no event for tests
+            while not self.store.up:  # noqa: ASYNC110 - it has no event for tests
                 await asyncio.sleep(0.01)
+
+    async def until_back(self) -> None:
+        """After Redis has gone for the first time."""
+        async with asyncio.timeout(10):
+            while self.store.lost == 0:  # noqa: ASYNC110 - it has no event for tests
+                await asyncio.sleep(0.01)
+        await self.until_up()
 
 
 @asynccontextmanager
@@ -167,6 +197,44 @@ def test_a_key_is_counted_beside_its_tenant_where_either_is_limited() -> None:
     both = Principal(tenant=tenant, key_id="k", limits=limited)
     assert [subject.name for subject in subjects_of(both)] == ["tenant:a", "key:k"]
     assert subjects_of(Principal(tenant=Tenant(name="b"), key_id="k")) == ()
+    rotated = Principal(tenant=tenant, key_id="k2", key_origin="k", limits=limited)
+    assert subjects_of(rotated) == subjects_of(both)
+
+
+def test_of_a_budget_what_is_left_is_shared() -> None:
+    subject = Subject("tenant:a", Limits(budget_tokens=1000))
+    local = LocalLimits()
+    for _ in range(2):  # once is enough
+        local.remember("tenant:a", period_of("month", time.time())[0], 600)
+    assert local.take_now([subject], lease_id="1", tokens=201, processes=2).kind == "budget"
+    assert local.take_now([subject], lease_id="2", tokens=200, processes=2).lease
+    assert local.take_now([subject], lease_id="3", tokens=1, processes=2).kind == "budget"
+    assert local.take_now([subject], lease_id="4", tokens=200).lease
+
+
+def test_what_is_counted_already_is_not_remembered_again() -> None:
+    subject = Subject("tenant:a", Limits(budget_tokens=1000))
+    local = LocalLimits()
+    assert local.take_now([subject], lease_id="1", tokens=300).lease
+    local.remember("tenant:a", period_of("month", time.time())[0], 500)
+    assert local.take_now([subject], lease_id="2", tokens=501).kind == "budget"
+    assert local.take_now([subject], lease_id="3", tokens=500).lease
+
+
+def test_a_request_from_elsewhere_counts_where_it_still_does() -> None:
+    """An old one as a stream, and in its own budget's period; each of them once."""
+    now = 1_709_251_200.0 + 3600  # 2024-03-01 01:00
+    limits = LocalLimits(clock=lambda: now)
+    subject = Subject("tenant:a", Limits(requests_per_minute=9, concurrent_streams=9, budget_tokens=1000))
+    old = Lease("old", (subject,), 400, now - 7200)
+    recent = Lease("recent", (subject,), 100, now - 30)
+    for lease in (old, recent, recent):
+        limits.restore(lease)
+    assert limits.statistics() == {"tenant:a": (1, 100, 2)}
+    assert limits.spendings() == {("tenant:a", "2024-03"): 100}
+    limits.settle(old, 450)
+    limits.settle(recent, 90)
+    assert limits.statistics() == {"tenant:a": (1, 140, 0)}
 
 
 # ---- a fleet -------------------------------------------------------------------------------------------
@@ -248,6 +316,7 @@ async def test_a_redis_that_has_forgotten_is_told_of_the_last_minute(server: Red
 async def test_a_redis_that_does_not_answer_costs_one_wait(server: RedisServer) -> None:
     subject = Subject("tenant:a", Limits(requests_per_minute=100))
     async with fleet(server, 1) as (replica,):
+        assert (await take(replica.limits, subject)).lease
         server.suspend()
         loop = asyncio.get_running_loop()
         begun = loop.time()
@@ -263,7 +332,76 @@ async def test_a_redis_that_does_not_answer_costs_one_wait(server: RedisServer) 
         await replica.until_up()
         verdict = await take(replica.limits, subject)
         assert verdict.requests is not None
-        assert verdict.requests.remaining <= 48
+        assert verdict.requests.remaining == 47, "the one that Redis counted after all, unheard, counts once"
+
+
+@needs_redis
+async def test_budgets_survive_a_redis_that_forgets_whoever_tells_of_them(server: RedisServer) -> None:
+    """Three processes with one record of usage, which has what they and one before them have written."""
+    subject = Subject("tenant:a", Limits(budget_tokens=1000, budget_period="month"))
+    period, _ = period_of("month", time.time())
+    gone = Spent("tenant:a", period, "gone", 300)
+    replicas = [Replica(server, f"replica-{index}") for index in range(3)]
+    async with AsyncExitStack() as stack:
+        for replica in replicas:
+            replica.record = [gone]
+            await stack.enter_async_context(replica.running())
+        assert await replicas[0].spent(subject) == 300, "a Redis that has nothing yet is told, once"
+        for replica, used in zip(replicas, (10, 20, 30), strict=True):
+            lease = (await take(replica.limits, subject, tokens=100)).lease
+            assert lease is not None
+            replica.limits.settle(lease, used)
+        open_one = (await take(replicas[0].limits, subject, tokens=100)).lease
+        assert open_one is not None
+        for replica in replicas:  # what has ended is on record
+            replica.record = [
+                gone,
+                *(Spent("tenant:a", period, f"replica-{n}", 10 + 10 * n) for n in range(3)),
+            ]
+        server.kill()
+        server.start()
+        for replica in replicas:
+            await replica.until_back()
+        assert await replicas[0].spent(subject) == 300 + 10 + 20 + 30 + 100
+        replicas[0].limits.settle(open_one, 40)
+        assert (await until_free(replicas[1].limits, subject, tokens=600)).lease
+        assert (await take(replicas[2].limits, subject, tokens=1)).kind == "budget"
+
+
+@needs_redis
+async def test_open_requests_outlast_a_time_without_redis(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than their leases, while others go on with Redis."""
+    subject = Subject("tenant:a", Limits(concurrent_streams=2))
+    cut_off = Replica(server, "cut-off")
+    await cut_off.store.start()
+    calls = asyncio.create_task(cut_off.limits.run())
+    with monkeypatch.context() as short:  # nothing renews this lease: the store does not run
+        short.setattr("tokenflow_gateway.store.shared_limits.LEASE_S", 0.3)
+        assert (await take(cut_off.limits, subject)).lease
+    async with fleet(server, 1) as (other,):
+        assert (await take(other.limits, subject)).lease
+        in_its_place = (await until_free(other.limits, subject)).lease
+        assert in_its_place is not None
+        other.limits.settle(in_its_place, None)
+        await cut_off.store._try()
+        assert (await take(other.limits, subject)).kind == "streams"
+    calls.cancel()
+    await cut_off.store.client.aclose()
+
+
+@needs_redis
+@pytest.mark.parametrize(("processes", "allowed"), [(1, 100), (4, 25)])
+async def test_a_gateway_that_starts_without_redis_has_its_share_where_it_is_said(
+    server: RedisServer, processes: int, allowed: int
+) -> None:
+    server.kill()
+    replica = Replica(server, "alone", processes=processes)
+    async with replica.running():
+        subject = Subject("tenant:a", Limits(requests_per_minute=100))
+        verdicts = [await take(replica.limits, subject) for _ in range(120)]
+    assert sum(verdict.lease is not None for verdict in verdicts) == allowed
 
 
 @needs_redis
@@ -281,3 +419,60 @@ async def test_open_requests_of_a_replica_that_died_are_free_again(
     async with fleet(server, 1) as (replica,):
         assert (await take(replica.limits, subject)).kind == "streams"
         await until_free(replica.limits, subject)
+
+
+# ---- what is used beyond the limit ------------------------------------------------------------------
+
+
+async def test_what_was_used_beyond_a_minute_is_paid_by_the_following_ones(store: LimitStore) -> None:
+    subject = Subject("tenant:a", Limits(tokens_per_minute=1000))
+    first = await take(store, subject, tokens=500)
+    assert first.lease is not None
+    store.settle(first.lease, 10_000)
+    async with asyncio.timeout(5):
+        while (refused := await take(store, subject, tokens=1)).retry_s < 60:  # noqa: ASYNC110 - see `until_free`
+            await asyncio.sleep(0.01)
+    assert refused.kind == "tokens"
+    assert 9 * 60.5 < refused.retry_s <= 10 * 60.5
+    assert refused.tokens is not None
+    assert refused.tokens.remaining == 0
+    assert refused.tokens.reset_s == pytest.approx(refused.retry_s, abs=1.0)
+
+
+@needs_redis
+async def test_debts_are_the_same_in_redis_at_any_time(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock of the test's own, with minutes in which nobody looks."""
+    script = shared_limits._SCRIPT.replace("redis.call('TIME')", "redis.call('LRANGE', 'clock', 0, 1)")
+    assert script != shared_limits._SCRIPT
+    monkeypatch.setattr(shared_limits, "_SCRIPT", script)
+    choose = random.Random(7)  # noqa: S311 - no secret
+    now = 1_600_000_000.25  # long ago: leases are renewed by the true time
+    local = LocalLimits(clock=lambda: now)
+    subject, nobody = Subject("tenant:a", Limits(tokens_per_minute=100)), Subject("tenant:b", Limits())
+    owed = 0
+    async with fleet(server, 1) as (replica,):
+        both = (local, replica.limits)
+        for _ in range(400):
+            now += choose.choice([0.0, 0.5, 3.0, 20.0, 59.0, 61.0, 130.0, 700.0])
+            await replica.store.client.delete("clock")
+            await replica.store.client.rpush("clock", int(now), int(now % 1 * 1e6))
+            taken = []
+            for tokens in (choose.choice([1, 10, 60]), choose.choice([1, 10, 60])):
+                here, there = [await take(limits, subject, tokens=tokens) for limits in both]
+                assert here.kind == there.kind
+                assert here.retry_s == pytest.approx(there.retry_s, abs=0.002)
+                assert here.tokens is not None
+                assert there.tokens is not None
+                assert here.tokens.remaining == there.tokens.remaining
+                assert here.tokens.reset_s == pytest.approx(there.tokens.reset_s, abs=0.002)
+                owed += here.retry_s > 61
+                taken.append((here.lease, there.lease))
+            for one, other in taken:
+                if one is not None and other is not None:
+                    used = choose.choice([0, 5, 70, 150, 1000])
+                    local.settle(one, used)
+                    replica.limits.settle(other, used)
+            await take(replica.limits, nobody)  # Redis has heard of it
+    assert owed > 20

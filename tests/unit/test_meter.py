@@ -88,6 +88,13 @@ def test_text_that_reads_like_the_end_is_not_the_end() -> None:
     assert not stream.done
 
 
+@pytest.mark.parametrize("event", [b"data: [DO\ndata: NE]\n\n", b": [DONE]\n\n"])
+def test_what_is_not_the_whole_data_of_one_event_is_not_the_end(event: bytes) -> None:
+    stream = meter()
+    stream.feed(event)
+    assert not stream.done
+
+
 def test_done_without_its_blank_line_is_done() -> None:
     stream = meter()
     stream.feed(b"data: [DONE]")

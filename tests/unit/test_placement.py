@@ -131,6 +131,33 @@ def test_an_engine_without_plugin_has_room_for_everybody() -> None:
     assert Placement().choose([plain, late], Wish(ttft_s=0.1), 19.0) is plain
 
 
+def test_where_it_is_known_how_many_an_engine_without_plugin_runs_it_gets_few_more() -> None:
+    plain, late = engine(1), busy(2, waiting=10, per_s=5)
+    plain.config = EngineConfig(url=plain.config.url, max_running=8)
+    placement = Placement(engine_queue=2)
+    registry = EngineRegistry([plain, late], placement=placement, clock=lambda: 19.0)
+
+    def send_all() -> int:
+        before = plain.at_work
+        while placement.choose([plain, late], Wish(ttft_s=0.1), 19.0) is plain:
+            registry.sent_to(plain)
+            assert plain.load.unseen(19.0) < 50
+        for number in range(plain.load.unseen(19.0)):
+            plain.streams.add(f"{len(plain.streams)} {number}")
+            plain.load.opened()
+        return plain.at_work - before
+
+    assert send_all() == 10
+    assert send_all() == 0
+    plain.answered |= set(sorted(plain.streams)[:3])
+    assert send_all() == 3, "whose clients still read keeps nobody out"
+
+
+def test_a_burst_spreads_over_engines_with_and_without_plugin() -> None:
+    registry = EngineRegistry([engine(1), engine(2, linked=True)], clock=lambda: 1.0)
+    assert set(Counter(registry.pick("m").name for _ in range(8)).values()) == {4}
+
+
 def test_a_conversation_stays_on_its_engine_while_loads_are_even() -> None:
     engines = [engine(port, streams=8) for port in range(1, 5)]
     placement = Placement()
@@ -211,9 +238,25 @@ def test_a_trial_whose_client_leaves_is_followed_by_another() -> None:
     for _ in range(3):
         breaker.failed(10.0)
     breaker.sent(11.0)
+    trial = breaker.asked()
     assert not breaker.allows(11.1)
-    breaker.unheard()
+    breaker.unheard(trial)
     assert breaker.allows(11.1)
+
+
+def test_a_trial_goes_on_when_the_clients_of_other_requests_leave() -> None:
+    breaker = Breaker()
+    under_way = breaker.asked()
+    for _ in range(3):
+        breaker.failed(10.0)
+    breaker.sent(11.0)
+    trial = breaker.asked()
+    breaker.sent(11.1)  # for want of another engine
+    for other in (under_way, breaker.asked()):
+        breaker.unheard(other)
+        assert not breaker.allows(11.2)
+    breaker.unheard(trial)
+    assert breaker.allows(11.2)
 
 
 def test_what_is_sent_to_an_open_one_for_want_of_another_is_no_trial() -> None:

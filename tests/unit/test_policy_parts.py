@@ -16,7 +16,7 @@ from tokenflow_engine.policy.horizons import Gate
 from tokenflow_engine.policy.lengths import EndedOutputs, expected_output
 from tokenflow_engine.policy.passes import prefill_budget
 from tokenflow_engine.policy.registry import policy_named
-from tokenflow_engine.policy.rows import lowest
+from tokenflow_engine.policy.rows import ascending, heaviest_first, lowest
 from tokenflow_engine.policy.slack import Line, expected_remaining, slacks, urgencies
 
 RUNNING, WAITING, OFFLOADED, PARKED = Phase.RUNNING, Phase.WAITING, Phase.OFFLOADED, Phase.PARKED
@@ -94,6 +94,22 @@ def test_lowest_keys_come_in_order_and_ties_in_row_order() -> None:
     keys = np.array([3.0, 1.0, 2.0, 1.0, 9.0])
     assert lowest(keys, np.arange(5), 3).tolist() == [1, 3, 2]
     assert lowest(keys, np.arange(5), 9).tolist() == [1, 3, 2, 0, 4]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 40, 200])
+def test_all_rows_come_in_ascending_order_however_many_are_asked_for(count: int) -> None:
+    keys = np.random.default_rng(1).integers(0, 20, 200).astype(float)
+    rows = np.sort(np.random.default_rng(2).permutation(200)[:count])
+    assert list(ascending(keys, rows)) == sorted(rows.tolist(), key=lambda row: keys[row])
+
+
+@pytest.mark.parametrize("most", [1, 3, 5, 9])
+def test_heavier_classes_come_first_and_in_each_the_most_urgent(most: int) -> None:
+    urgency = np.array([5.0, 4.0, 3.0, 2.0, 1.0, 0.0])
+    weight = np.array([1.0, 4.0, 2.0, 4.0, 1.0, 9.0])
+    rows = np.arange(5)  # not the heaviest of all
+    assert heaviest_first(urgency, weight, rows, most).tolist() == [3, 1, 2, 4, 0][:most]
+    assert heaviest_first(urgency, weight, rows[:0], most).tolist() == []
 
 
 def _gate(count: int, newcomers: int, *, rate: float, buffered: float = 0.0, **gate: float) -> int:

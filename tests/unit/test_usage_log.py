@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -101,7 +104,7 @@ async def test_old_records_are_forgotten(tmp_path: Path) -> None:
 
 def test_records_are_summed_by_what_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / USAGE_FILE
-    store = UsageStore(path)
+    store = UsageStore(path, writer="one")
     store.write(
         [
             record("a"),
@@ -121,18 +124,41 @@ def test_records_are_summed_by_what_is_asked_for(tmp_path: Path) -> None:
     assert [row["streams"] for row in summed(path, by=[], since=1000 + DAY)] == [1]
     assert [row["streams"] for row in summed(path, by=[], until=1000 + DAY, tenant="acme")] == [2]
     assert summed(path, by=["class", "key"], tenant="nobody") == []
-    assert store.spent(since=0, tenant="acme") == 60
-    assert store.spent(since=0, key_id="k") == 30
-    assert store.spent(since=1001, tenant="acme") == 0
-    assert store.forget_before(1001.0) == 2
     store.close()
+    store = UsageStore(path, writer="another")
+    store.write([record("d")])
+    assert store.spent(since=0, tenant="acme") == {"one": 60, "another": 30}
+    assert store.spent(since=0, key_id="k") == {"one": 30}
+    assert store.spent(since=1001, tenant="acme") == {}
+    assert store.forget_before(1001.0) == 3
+    store.close()
+
+
+def test_a_record_from_before_processes_had_names_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / USAGE_FILE
+    UsageStore(path).close()
+    with closing(sqlite3.connect(path)) as older:
+        older.execute("ALTER TABLE streams DROP COLUMN writer")
+        row = msgspec.structs.astuple(record("old"))
+        older.execute(f"INSERT INTO streams VALUES ({', '.join('?' * len(row))})", row)  # noqa: S608
+        older.execute("PRAGMA user_version = 1")
+        older.commit()
+    for number in range(2):  # once is enough
+        store = UsageStore(path, writer="now")
+        store.write([record(f"new-{number}")])
+        spent = store.spent(since=0, tenant="acme")
+        store.close()
+    assert spent.pop("now") == 60
+    ((before, tokens),) = spent.items()
+    assert before.startswith("before-")
+    assert tokens == 30
 
 
 def test_a_tenants_name_is_no_sql(tmp_path: Path) -> None:
     path = tmp_path / USAGE_FILE
     store = UsageStore(path)
     store.write([record()])
-    assert store.spent(since=0, tenant="' OR 1=1 --") == 0
+    assert store.spent(since=0, tenant="' OR 1=1 --") == {}
     store.close()
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from support.gateway import eventually
 from tokenflow_gateway.readers.progress import Capabilities
 from tokenflow_gateway.workers.counters import KeptCounters, as_text, families, merged, read
 from tokenflow_gateway.workers.peers import Forwarded, Peers, PeerServer, Question, Unreachable, Wanted
@@ -102,12 +101,11 @@ async def test_workers_answer_each_other_in_place_of_one_that_died(tmp_path: Pat
         return {question.rid: len(question.body)}
 
     other.socket(1).touch()
-    task = asyncio.create_task(PeerServer(other, answer).run())
-    await eventually(other.socket(1).is_socket, "it listens")
     question = Forwarded("tf-1", "capability", b"x" * 65_536)
-    assert await Peers(one).ask(1, question, dict[str, int]) == {"tf-1": 65_536}
-    task.cancel()
-    await asyncio.wait([task])
+    async with PeerServer(other, answer).listening():
+        assert await Peers(one).ask(1, question, dict[str, int]) == {"tf-1": 65_536}
+    with pytest.raises(Unreachable):
+        await Peers(one).ask(1, question, dict[str, int])
 
 
 _KEEPS_DYING = """

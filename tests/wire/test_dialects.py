@@ -133,10 +133,9 @@ async def test_a_message_goes_to_the_engine_as_the_bytes_it_came_in(
     assert engine.requests[-1].body == body
 
 
-async def test_what_runs_in_the_background_is_the_engines_alone(
+async def test_what_runs_in_the_background_has_a_name_of_the_gateways(
     gateway: RunningGateway, engine: ReplayEngine
 ) -> None:
-    """But for its name, which is the gateway's to give there, too."""
     engine.scripts["queued"] = document(b'{"status":"queued"}')
     body = asks(RESPONSES, "queued", stream=False, background=True, request_id="mine")
     answer = await gateway.client.post("/v1/responses", json=body)

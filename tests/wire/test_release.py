@@ -167,6 +167,13 @@ SHAPES = {
     ),
     "messages": recorded("messages_stream"),
     "responses": recorded("responses_stream"),
+    "in the background": Shape(
+        path="/v1/responses",
+        model="background",
+        request={"input": "hi", "stream": False, "background": True},
+        script=document(b'{"id":"resp_1",', b'"status":"queued"}'),
+        settings=LIMITED,
+    ),
     "refused": recorded("error_temperature"),
     "refused, passed through": recorded("error_responses_off"),
     "truncated": Shape(
@@ -252,6 +259,7 @@ async def staged(shape: Shape, *, link: bool = True) -> AsyncIterator[Stage]:
     scripts = {each.model: each.script for each in SHAPES.values()} | {shape.model: shape.script}
     scripts["/v1/models"] = scenarios.recordings("models")["models"]
     scripts["/model_info"] = document(b"{}")
+    scripts["/v1/responses/resp_1"] = document(b'{"id":"resp_1",', b'"status":"completed"}')
     wrapped: list[Interruptible] = []
 
     def around(app: Any) -> Interruptible:
@@ -384,6 +392,7 @@ async def test_a_request_that_ends_at_any_wait_leaves_nothing(name: str, ends: s
         "responses",
         "slow client",
         "limited",
+        "in the background",
         "queued",
     ],
 )

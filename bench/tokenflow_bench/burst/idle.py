@@ -12,7 +12,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,9 +32,9 @@ from tokenflow_bench.burst.turns import turns
 from tokenflow_bench.load.asks import asks_of
 from tokenflow_bench.load.driver import Client, Drive, drive
 from tokenflow_bench.spread import Spread
-from tokenflow_bench.tables import Table
+from tokenflow_bench.tables import Table, number
 
-__all__ = ["COMPARED", "Pairs", "measure", "ratios", "terminal"]
+__all__ = ["COMPARED", "Pairs", "measure", "ratios", "table_of"]
 
 _STREAMS = 16
 _ROOM = 2.0
@@ -202,22 +202,24 @@ def _model(url: str) -> str:
         return str(json.load(answer)["data"][0]["id"])
 
 
-def terminal(tables: list[dict[str, Any]]) -> str:
-    """Ratios, median and spread over pairs."""
-    rows = [
-        [
-            f"{table['title']}: {table['sides'][1]} / {table['sides'][0]}",
-            *(_spread(values) for values in table["ratios"].values()),
-            " / ".join(
-                f"{100 * fmean(run['idle_cores'] for run in table['figures'][side]):.1f} %"
-                for side in reversed(table["sides"])
-            ),
-        ]
-        for table in tables
+def table_of(tables: Sequence[Mapping[str, Any]]) -> Table:
+    """Ratios of all comparisons, median and range over pairs."""
+    head = ["", "pairs", "throughput", "mean TTFT", "median TTFT", "a core, idle"]
+    return Table(head, list(map(_row, tables)))
+
+
+def _row(table: Mapping[str, Any]) -> list[str]:
+    first, second = table["sides"]
+    spreads = [_spread(values) for values in table["ratios"].values()]
+    idle = (fmean(run["idle_cores"] for run in table["figures"][side]) for side in (second, first))
+    return [
+        f"{table['setup']}, {table['title']}: {second} / {first}",
+        str(len(table["figures"][first])),
+        *spreads,
+        " / ".join(f"{100 * cores:.1f} %" for cores in idle),
     ]
-    return Table(["", "throughput", "mean TTFT", "median TTFT", "a core, idle"], rows).text()
 
 
-def _spread(values: list[float]) -> str:
+def _spread(values: Sequence[float]) -> str:
     found = Spread.of(values)
-    return f"{found.median:.4f} ({found.low:.4f} .. {found.high:.4f})"
+    return f"x{number(found.median, 3)} ({number(found.low, 3)} to {number(found.high, 3)})"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenflow_bench.burst import idle
 from tokenflow_bench.burst.deployment import STOCK
 from tokenflow_bench.burst.scenarios import PAUSE_AFTER_S, PAUSE_S
 from tokenflow_bench.burst.targets import MET, OURS, judged, ratio, worth
@@ -19,13 +20,13 @@ _Run = Mapping[str, Any]
 
 _INTRODUCTION = """# Readers on sockets, policies in turns
 
-Written by `{command}`; do not edit. The real engine, `tokenflow serve` in front of it, and simulated
+Written by the commands below; do not edit. The real engine, `tokenflow serve` in front of it, and simulated
 people who read at their own pace.
 
-- {at}, commit {commit}, seed {seed}
-- {cpu}, {cores} cores, {memory} GiB, Linux {kernel}, load before the run {load:.2f}
-- {versions}
-
+{runs}
+{machines}
+"""
+_HOW_TO_READ = """
 How to read it:
 - All readers of a table come at once. Load is the sum of their rates over the tokens per second that the
   stock engine makes with its memory full, measured just before.
@@ -33,9 +34,9 @@ How to read it:
   below is SGLang's default, but for what its CPU path needs (`--device cpu`, `--attention-backend
   torch_native`, `--sleep-on-idle`). Every round runs each case on the same readers and texts, beginning with
   another one each time.
-- Figures are medians over the rounds ({runs}, unless a table says otherwise) with their range, then the
-  median of the ratios to `fcfs` within a round. The readers of round n, from 0, are drawn with the seed above
-  plus n. With fewer than a hundred readers, p99 is the slowest one.
+- Figures are medians over the rounds with their range, then the median of the ratios to `fcfs` within a
+  round. The readers of round n, from 0, are drawn with the seed above plus n. With fewer than a hundred
+  readers, p99 is the slowest one.
 - Latency counts from the scheduled arrival. *Wait* is TTFT plus the seconds in which a reader had nothing
   to read after the first token. A stream is *stall-free* with at most 0.2 s of these, and *good* with its
   first token within {target:g} s too. Streams that fail or do not end count as waiting until the horizon.
@@ -68,6 +69,18 @@ What the engine did, and the driver:
 
 {engine}
 {verdicts}"""
+_IDLE = """
+## What the plugin costs where nothing is to be scheduled
+
+Two engines are up at a time and take turns, pair by pair, on the same texts. Streams come one after another,
+memory has room for all of them, and each is read half as fast as the engine writes. Figures are the second
+one's over the first one's of the same pair: median and range. *A core, idle*: what each burns while nothing
+is asked of it.
+
+Engine: {cores}.
+
+{table}
+"""
 _CAUTION = "\n\n**{count} of {runs} runs are not to be used: {objection}.**"
 
 
@@ -213,43 +226,63 @@ _DRIVER_LINES = (
 _ALL_LINES = (*_LINES, *_PAUSE_LINES, *_ENGINE_LINES, *_DRIVER_LINES)
 
 
-def terminal(document: _Document) -> str:
+def terminal(*documents: _Document) -> str:
     """All tables."""
+    bursts, pairs = _tables(documents)
     parts = []
-    for table in document["tables"]:
+    for table in bursts:
         head = f"{table['words']}, {table['title']}: {table['readers']} readers"
         verdicts = "".join(f"\n{line}" for line in [*judged(table), *worth(table)])
         parts.append(f"{head}\n{table_of(table).text()}{_caution(table)}{verdicts}")
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, idle.table_of(pairs).text()] if pairs else parts)
 
 
-def page(document: _Document) -> str:
-    """The page in Markdown."""
-    machine, versions = document["machine"], document["versions"]
-    left_out = ("commit", "openai", "aiohttp")
-    head = _INTRODUCTION.format(
-        at=document["at"],
-        commit=versions["commit"],
-        command=document["command"],
-        seed=document["seed"],
-        cpu=machine["cpu"],
-        cores=machine["cores"],
-        memory=machine["memory_gib"],
-        kernel=machine["kernel"],
-        load=machine["load_before"],
-        versions=", ".join(f"{name} {value}" for name, value in versions.items() if name not in left_out),
-        runs=document["runs"],
-        target=document["target_s"],
-        pause_after=PAUSE_AFTER_S,
-        pause=PAUSE_S,
+def page(*documents: _Document) -> str:
+    """The page in Markdown: policies in turns then what the plugin costs where nothing is scheduled."""
+    bursts, pairs = _tables(documents)
+    parts = [_introduction(documents)]
+    if bursts:
+        target_s = next(document["target_s"] for document in documents if "target_s" in document)
+        parts.append(_HOW_TO_READ.format(target=target_s, pause_after=PAUSE_AFTER_S, pause=PAUSE_S))
+        parts.append(_in_short(bursts))
+        parts += map(_section, bursts)
+    if pairs:
+        cores = "; ".join(dict.fromkeys(table["cores"] for table in pairs))
+        parts.append(_IDLE.format(cores=cores, table=idle.table_of(pairs).markdown()))
+    return "".join(parts)
+
+
+def _tables(documents: Sequence[_Document]) -> tuple[list[_Document], list[_Document]]:
+    """Those of policies in turns, and those of engines in pairs (`idle`)."""
+    tables = [table for document in documents for table in document["tables"]]
+    return [table for table in tables if "cases" in table], [table for table in tables if "sides" in table]
+
+
+def _introduction(documents: Sequence[_Document]) -> str:
+    """How each result was made, and on what: once where that is the same."""
+    runs = [
+        f"- `{document['command']}`: {document['at']}, commit {document['versions']['commit']}, "
+        f"seed {document['seed']}, load before the run {document['machine']['load_before']:.2f}"
+        for document in documents
+    ]
+    return _INTRODUCTION.format(
+        runs="\n".join(runs), machines="\n".join(dict.fromkeys(map(_made_on, documents)))
     )
-    return head + _in_short(document) + "".join(_section(table) for table in document["tables"])
 
 
-def _in_short(document: _Document) -> str:
+def _made_on(document: _Document) -> str:
+    machine, left_out = document["machine"], ("commit", "openai", "aiohttp")
+    versions = (f"{name} {value}" for name, value in document["versions"].items() if name not in left_out)
+    return (
+        f"- {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"Linux {machine['kernel']}\n- {', '.join(versions)}"
+    )
+
+
+def _in_short(tables: Sequence[_Document]) -> str:
     """Which targets were met in which table."""
     lines = []
-    for table in document["tables"]:
+    for table in tables:
         verdicts = judged(table)
         if verdicts:
             missed = [verdict for verdict in verdicts if not verdict.endswith(MET)]

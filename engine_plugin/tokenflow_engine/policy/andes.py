@@ -136,7 +136,7 @@ class Andes:
             least -= max(least // 8, 1)
         best: tuple[float, Bools, Floats] | None = None
         fixed = in_batch(view) & (~running(view) | ~view.may_park)
-        for batch in np.unique(np.linspace(least, most, _BATCH_SIZES).astype(int)).tolist():
+        for batch in sorted(set(np.linspace(least, most, _BATCH_SIZES).astype(int).tolist())):
             gain = self._gains(view, view.costs.decode_s(batch, batch * mean_context))
             value = np.where(fixed, np.inf, gain / np.maximum(view.context, 1))
             order = np.argsort(-value, kind="stable")

@@ -22,6 +22,7 @@ HORIZONS_S = np.array([2.0, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256])
 they do."""
 
 _HORIZONS = HORIZONS_S.tolist()
+_HALVES_S = HORIZONS_S[:, None] / 2
 _scratch = local()
 _COMPANY = 8
 """So many always fit: no reader is promised more than it would get in such a batch, however fast it reads."""
@@ -51,7 +52,7 @@ class Gate:
         first, and what the light ones were promised does not hold back a heavier newcomer.
         """
         rows = np.concatenate([np.flatnonzero(inside), order])
-        mean_context = float(view.context.take(rows).mean())
+        mean_context = float(view.context.take(rows).sum()) / len(rows)
         company = min(_COMPANY, self._places(view, mean_context))
         most = 0.9 * self.efficiency_resident / view.costs.decode_s(company, company * mean_context)
         rate = np.minimum(view.rate, most)
@@ -135,7 +136,7 @@ def _demand(
     tokens, context, prefill_s = planes
     prefill_s[:] = 0.0
     left, rates = remaining.take(rows), rate.take(rows)
-    np.multiply(HORIZONS_S[:, None] / 2, rates, out=context)
+    np.multiply(_HALVES_S, rates, out=context)
     np.minimum(context, left, out=context)
     context += view.context.take(rows)
     # Contexts grow: streams that all fit when they are let in take turns later on.
@@ -150,7 +151,7 @@ def _demand(
     to_prefill = np.flatnonzero(missing)
     seconds = prefill.of(missing[to_prefill])
     # A prefill is cut into chunks between decode steps: one longer than a horizon does not fill it.
-    prefill_s[:, to_prefill] = np.minimum(seconds, HORIZONS_S[:, None] / 2)
+    prefill_s[:, to_prefill] = np.minimum(seconds, _HALVES_S)
     return planes
 
 

@@ -25,7 +25,9 @@ from tokenflow_engine.policy.victims import Victims
 __all__ = ["Planning"]
 
 _INFINITY = float("inf")
-_OFFLOADED = int(Phase.OFFLOADED)
+_WAITING, _PREFILLING, _PARKED, _OFFLOADED = (
+    int(phase) for phase in (Phase.WAITING, Phase.PREFILLING, Phase.PARKED, Phase.OFFLOADED)
+)
 _LEAST_S, _LEAST_STEPS = 0.02, 2.0
 """Between two plans, unless something happens: what one has ordered takes a step or two to happen."""
 _STEPS_AHEAD = 6
@@ -46,7 +48,8 @@ class Planning:
         self.load = Line.through(view.costs.load_s)
         self.prefill = Line.through(view.costs.prefill_s)
         self.batch = int(np.count_nonzero(self.running))
-        self.step_s = view.costs.decode_s(max(self.batch, 1), float(view.context[self.running].sum()))
+        self.context = float(view.context[self.running].sum())
+        self.step_s = view.costs.decode_s(max(self.batch, 1), self.context)
         self.least_s = max(_LEAST_S, _LEAST_STEPS * self.step_s)
         self.slack = slacks(view, patience_s=options.patience_s)
         self.urgency = urgencies(self.slack, view.weight)
@@ -72,7 +75,8 @@ class Planning:
         """The steps, most urgent first."""
         if self._nobody_gains():
             return Plan(stock=True, next_at=self.view.now + self.options.poll_s)
-        free_memory(self.draft, self.victims.rank)
+        if self.draft.soon < 0:
+            free_memory(self.draft, self.victims.rank)
         passing = self._passing_newcomers()
         self._serve_starving()
         self._return_due()
@@ -168,8 +172,10 @@ class Planning:
 
     def _nobody_gains(self) -> bool:
         """Newcomers wait, all fit, and no reader gets a lead: the engine's own order is the fastest."""
-        view, waiting = self.view, self.view.phase == Phase.WAITING
-        if not self.all_fit or not waiting.any() or bool((self.outside & ~waiting).any()):
+        if not self.all_fit:
+            return False
+        view, waiting = self.view, self.view.phase == _WAITING
+        if not waiting.any() or bool((self.outside & ~waiting).any()):
             return False
         count = len(view)
         context = float((view.context + self.remaining / 2).sum())
@@ -217,7 +223,7 @@ class Planning:
         caps = np.minimum(self.view.lead_cap, options.lead_cap_s)
         if options.lead_cap_share == _INFINITY and not np.isfinite(caps).any():
             return np.zeros(len(self.view), dtype=bool)
-        if not (self.outside & (self.view.phase != Phase.PARKED)).any():
+        if not (self.outside & (self.view.phase != _PARKED)).any():
             return np.zeros(len(self.view), dtype=bool)
         answer_s = (self.view.generated + self.remaining) / self.view.rate
         return self.slack > np.minimum(caps, options.lead_cap_share * answer_s)
@@ -232,7 +238,7 @@ class Planning:
         tight = self.running & ~view.paused & ~view.machine & (self.slack < options.tight_s)
         if not tight.any():
             return
-        context, half = float(view.context[self.running].sum()), self.batch // 2
+        context, half = self.context, self.batch // 2
         attainable = 1.0 / view.costs.decode_s(max(half, 1), context / 2)
         rates = view.rate[tight & (view.rate <= attainable)]
         if not len(rates):
@@ -276,9 +282,9 @@ class Planning:
         for row in self._first(out):
             if self.draft.taken(row):
                 continue
-            if self.capped[row] or (is_slow and view.phase.item(row) == Phase.PARKED):
+            if self.capped[row] or (is_slow and view.phase.item(row) == _PARKED):
                 continue
-            if is_short and view.phase.item(row) != Phase.PARKED:
+            if is_short and view.phase.item(row) != _PARKED:
                 continue
             if self.draft.free - self.draft.needs(row) < growth and self.batch:
                 is_short = True
@@ -290,13 +296,13 @@ class Planning:
         """The draft, or another if nothing would ever happen after it."""
         if not self.outside.all():
             return self.draft
-        at_once = self.view.phase == Phase.PARKED
+        at_once = self.view.phase == _PARKED
         order = [lowest(self.urgency, np.flatnonzero(rows), len(self.view)) for rows in (at_once, ~at_once)]
         return wake(self.draft, np.concatenate(order))
 
     def _size_passes(self) -> None:
         """See `passes`; looked at again soon, because slack grows with every token."""
-        if self.draft.plan.admit or (self.view.phase == Phase.PREFILLING).any():
+        if self.draft.plan.admit or (self.view.phase == _PREFILLING).any():
             self.draft.plan.prefill_tokens = self.passes.tokens
             self._again_in(max(0.05, 2 * self.step_s))
 

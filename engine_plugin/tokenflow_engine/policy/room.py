@@ -6,7 +6,7 @@ import numpy as np
 
 from tokenflow_engine.policy.base import Bools, EngineView, Floats, Ints, Phase, Reason
 from tokenflow_engine.policy.draft import Draft
-from tokenflow_engine.policy.rows import in_batch, lowest, paged, running
+from tokenflow_engine.policy.rows import ascending, in_batch, paged, running
 
 __all__ = ["free_memory", "parked", "wake", "why_gone"]
 
@@ -36,11 +36,11 @@ def free_memory(draft: Draft, rank: Floats) -> None:
     view = draft.view
     may_go = view.may_park & (view.owned > 0)
     batch = int(np.count_nonzero(in_batch(view)))
-    for row in lowest(rank, np.flatnonzero(may_go & parked(view)), len(view)).tolist():
+    for row in ascending(rank, np.flatnonzero(may_go & parked(view))):
         draft.evict(row, Reason.MEMORY)
         if draft.soon >= 0:
             return
-    for row in lowest(rank, np.flatnonzero(may_go & running(view)), len(view)).tolist():
+    for row in ascending(rank, np.flatnonzero(may_go & running(view))):
         if batch == 1 and _can_step_alone(draft, row):
             return
         draft.evict(row, Reason.MEMORY)

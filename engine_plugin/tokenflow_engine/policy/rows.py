@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from tokenflow_engine.policy.base import Bools, EngineView, Floats, Ints, Phase
 
-__all__ = ["heaviest_first", "in_batch", "lowest", "outside", "paged", "preempted", "running", "started"]
+__all__ = [
+    "ascending",
+    "heaviest_first",
+    "in_batch",
+    "lowest",
+    "outside",
+    "paged",
+    "preempted",
+    "running",
+    "started",
+]
 
 # Plain numbers: looking up a member of an enumeration costs as much as a small array operation.
 _WAITING, _RUNNING, _PREFILLING, _LOADING = (
     int(phase) for phase in (Phase.WAITING, Phase.RUNNING, Phase.PREFILLING, Phase.LOADING)
 )
+
+_FEW = 32
 
 
 def running(view: EngineView) -> Bools:
@@ -50,6 +64,8 @@ def paged(tokens: int, page_tokens: int) -> int:
 
 def lowest(keys: Floats, rows: Ints, count: int) -> Ints:
     """The `count` of `rows` with the lowest `keys`, lowest first, ties in row order."""
+    if len(rows) < 2:
+        return rows[:count]
     ordered = keys.take(rows)
     if bool((ordered[1:] >= ordered[:-1]).all()):
         return rows[:count]  # as newcomers of one class are, by their arrival
@@ -59,19 +75,24 @@ def lowest(keys: Floats, rows: Ints, count: int) -> Ints:
     return rows[ordered.argsort(kind="stable")[:count]]
 
 
+def ascending(keys: Floats, rows: Ints) -> Iterator[int]:
+    """All of `rows`, lowest `keys` first, ties in row order; for who mostly needs only the first few."""
+    yield from lowest(keys, rows, _FEW).tolist()
+    if len(rows) > _FEW:
+        yield from lowest(keys, rows, len(rows))[_FEW:].tolist()
+
+
 def heaviest_first(urgency: Floats, weight: Floats, rows: Ints, most: int) -> Ints:
     """At most `most` of `rows`, all of a heavier class before any of a lighter one, the most urgent first.
 
     Else many of a light class who have waited for minutes would be all that is looked at.
     """
-    weights = weight.take(rows)
-    levels = np.unique(weights)[::-1].tolist()
-    if len(levels) <= 1:
-        return lowest(urgency, rows, most)
-    first: list[Ints] = []
-    for level in levels:
-        first.append(lowest(urgency, rows[weights == level], most))
-        most -= len(first[-1])
-        if most <= 0:
-            break
-    return np.concatenate(first)
+    first = rows[:0]
+    while len(first) < most and len(rows):
+        weights = weight.take(rows)
+        lighter = weights < weights.max()
+        if not lighter.any():
+            return np.concatenate([first, lowest(urgency, rows, most - len(first))])
+        first = np.concatenate([first, lowest(urgency, rows[~lighter], most - len(first))])
+        rows = rows[lighter]
+    return first

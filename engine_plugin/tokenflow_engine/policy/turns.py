@@ -9,7 +9,7 @@ import numpy as np
 from tokenflow_engine.policy.base import Bools, EngineView, Floats, Place, Reason
 from tokenflow_engine.policy.draft import Draft
 from tokenflow_engine.policy.room import parked, why_gone
-from tokenflow_engine.policy.rows import in_batch, lowest, outside, running, started
+from tokenflow_engine.policy.rows import ascending, in_batch, lowest, outside, running, started
 
 __all__ = ["Turns"]
 
@@ -55,7 +55,7 @@ class Turns:
         tokens, places = draft.needs(row) - draft.soon, 1 - draft.places
         rows = 0 if parked(view)[row] else 1 - draft.rows
         leaving: list[int] = []
-        for victim in lowest(rank, np.flatnonzero(may_go), len(view)).tolist():
+        for victim in ascending(rank, np.flatnonzero(may_go)):
             if tokens <= 0 and places <= 0 and rows <= 0:
                 break
             if tokens > 0 or rows > 0 or decoding[victim]:

@@ -164,11 +164,12 @@ class Planner:
         _check(plan, view)
         self.news += self._table.planned(plan)
         self._is_stock, self._next_prompt = plan.stock, plan.next_prompt
-        pending = bool((view.phase != Phase.RUNNING).any())
+        pending = bool((view.phase != _RUNNING).any())
         self._by = min(plan.next_at, now + _LONGEST_S if pending else float("inf"))
         return Orders.of(plan, ids)
 
 
+_RUNNING = int(Phase.RUNNING)
 _FROM = {
     "park": (Phase.RUNNING,),
     "evict": (Phase.RUNNING, Phase.PARKED),
@@ -185,6 +186,7 @@ def _check(plan: Plan, view: EngineView) -> None:
     if len(set().union(*lists.values())) != sum(map(len, lists.values())):
         raise ValueError("a row of the plan is in two lists")
     for name, rows in lists.items():
-        for row, phase in zip(rows, view.phase[rows].tolist(), strict=True):
+        for row in rows:
+            phase = view.phase.item(row)
             if phase not in _FROM[name]:
                 raise ValueError(f"row {row} cannot be in {name}: it is {Phase(phase).name}")

@@ -21,7 +21,6 @@ from tokenflow_engine.policy.rows import lowest
 __all__ = ["Device", "Table"]
 
 _COLUMNS: dict[str, Any] = {
-    "rid": object,
     "alive": np.bool_,
     "phase": np.int8,
     "reason": np.int8,
@@ -48,7 +47,7 @@ _COLUMNS: dict[str, Any] = {
     # Of its memory.
     "shared": np.int64,  # KV tokens that others would go on using if it left
     "synced": np.int64,
-    "asked_at": np.float64,
+    "asked_at": np.float64,  # infinite while nothing of it is on the device
 }
 _NOT_VIEWED = {"alive", "reason", "speed", "readable", "asked_at"}
 """What no view is made of."""
@@ -126,6 +125,9 @@ class Table:
         self._count = 0
         """Rows in use, those of requests that have ended included."""
         self._rows: dict[str, int] = {}
+        """In order of rows."""
+        self._rids: list[str] = []
+        """Of all rows in use."""
         self._reqs: dict[str, Any] = {}
         self._viewed: NDArray[np.int64] = np.zeros(0, np.int64)
         """Our rows, for each of the last view's."""
@@ -149,8 +151,8 @@ class Table:
         self._grow_to(row + 1)
         self._count += 1
         self._rows[rid] = row
+        self._rids.append(rid)
         values = {
-            "rid": rid,
             "alive": True,
             "phase": Phase.WAITING,
             "reason": _NO_REASON,
@@ -158,6 +160,7 @@ class Table:
             "since": now,
             "prompt": prompt,
             "max_output": max_output,
+            "asked_at": np.inf,
             **_UNKNOWN_READER,
         }
         for name, column in self._columns.items():
@@ -196,6 +199,8 @@ class Table:
         if before in _OFF_DEVICE:  # until the engine can be asked
             columns["shared"][row], columns["synced"][row] = columns["prompt"][row], 0
             columns["asked_at"][row] = -np.inf
+        if phase in _OFF_DEVICE:
+            columns["asked_at"][row] = np.inf
         return True
 
     def ended(self, rid: str) -> None:
@@ -206,7 +211,7 @@ class Table:
             return
         self._ended.add(self._columns["generated"].item(row))
         self._columns["alive"][row] = False
-        self._columns["rid"][row] = None
+        self._columns["asked_at"][row] = np.inf
         if self._count - len(self._rows) > max(_FIRST_CAPACITY, len(self._rows)):
             self._compact()
 
@@ -237,18 +242,16 @@ class Table:
 
     def planned(self, plan: Plan) -> list[str]:
         """Take in what a plan for the last view says; the rids of those of whom it says something new."""
-        rows, why = self._viewed, self._columns["reason"].take(self._viewed)
-        says = why.copy()
+        columns, rows, rids = self._columns, self._viewed, self._rids
+        why = columns["reason"][: self._count]
+        before = why.copy()
         if plan.why_waiting is not Reason.NONE:
-            says[self._columns["phase"].take(rows) == _WAITING] = plan.why_waiting
+            waiting = columns["alive"][: self._count] & (columns["phase"][: self._count] == _WAITING)
+            why[waiting] = plan.why_waiting
         for row, reason in plan.reasons.items():
-            says[row] = reason
-        news = rows[says != why]
-        self._columns["reason"][rows] = says
-        rids = self._columns["rid"]
-        self._writing = rids[rows[plan.write]].tolist()
-        told: list[str] = rids[news].tolist()
-        return told
+            why[rows.item(row)] = reason
+        self._writing = [rids[rows.item(row)] for row in plan.write]
+        return [rids[row] for row in np.flatnonzero(why != before).tolist()]
 
     # ---- what is asked -----------------------------------------------------------------------------
 
@@ -271,8 +274,9 @@ class Table:
     def view(self, *, now: float, device: Device, costs: Costs) -> tuple[EngineView, list[str]]:
         """The engine at `now`, and the rid of each row."""
         self._read_on(now)
+        self._ask(now)
         self._viewed = alive = np.flatnonzero(self._columns["alive"][: self._count])
-        self._ask(alive, now)
+        ids = list(self._rows)
         column = {
             name: values.take(alive) for name, values in self._columns.items() if name not in _NOT_VIEWED
         }
@@ -280,7 +284,7 @@ class Table:
         context = column["prompt"] + generated
         page = device.page_tokens
         on_device = (phase == _RUNNING) | (phase == _PARKED) | (phase == _LOADING)
-        owned = -(-context // page) * page - column["shared"]
+        owned = (context if page == 1 else -(-context // page) * page) - column["shared"]
         np.maximum(owned, 0, out=owned)
         owned *= on_device
         view = EngineView(
@@ -295,7 +299,7 @@ class Table:
             ),
             phase=phase,
             arrived=column["arrived"],
-            prefill=self._to_prefill(column["rid"], phase, context),
+            prefill=self._to_prefill(ids, phase, context),
             context=context,
             owned=owned,
             synced=np.minimum(column["synced"], owned),
@@ -314,14 +318,15 @@ class Table:
             since=column["since"],
             preemptions=column["preemptions"],
         )
-        return view, column["rid"].tolist()
+        return view, ids
 
     def _to_prefill(
-        self, rids: NDArray[Any], phase: NDArray[np.int8], context: NDArray[np.int64]
+        self, ids: list[str], phase: NDArray[np.int8], context: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        left = np.where(phase == _WAITING, np.maximum(context, 1), 0)
+        left: NDArray[np.int64] = np.maximum(context, 1)
+        left *= phase == _WAITING
         for row in np.flatnonzero(phase == _PREFILLING).tolist():
-            req = self._reqs.get(rids[row])
+            req = self._reqs.get(ids[row])
             done = 0 if req is None else req.extend_end or 0
             left[row] = max(0, context.item(row) - done)
         return left
@@ -336,21 +341,22 @@ class Table:
         np.minimum(read, columns["readable"][rows], out=consumed)
         columns["readable"][rows] = columns["generated"][rows]
 
-    def _ask(self, alive: NDArray[np.int64], now: float) -> None:
+    def _ask(self, now: float) -> None:
         """Ask the engine about the memory of those not asked about for long, and of those being written."""
         columns = self._columns
-        phase, asked_at = columns["phase"].take(alive), columns["asked_at"].take(alive)
-        on_device = (phase == _RUNNING) | (phase == _PARKED) | (phase == _LOADING)
-        due = on_device & (asked_at <= now - _ASK_EVERY_S) & (columns["generated"].take(alive) > 0)
-        rows = alive[lowest(asked_at, np.flatnonzero(due), _ASK_AT_ONCE)].tolist()
-        rows += [self._rows[rid] for rid in self._writing if rid in self._rows]
+        asked_at = columns["asked_at"][: self._count]
+        due = np.flatnonzero(asked_at <= now - _ASK_EVERY_S)
+        due = due[columns["generated"].take(due) > 0]
+        rows: list[int] = lowest(asked_at, due, _ASK_AT_ONCE).tolist()
+        writing = [self._rows[rid] for rid in self._writing if rid in self._rows]
+        rows += [row for row in writing if asked_at.item(row) < np.inf]
         for row in rows:
-            rid = columns["rid"][row]
+            rid = self._rids[row]
             req = self._reqs.get(rid)
-            if req is not None and columns["phase"].item(row) not in _OFF_DEVICE:
+            if req is not None:
                 columns["shared"][row] = self._shared_tokens(req)
                 columns["synced"][row] = self._synced_tokens(rid)
-            columns["asked_at"][row] = now
+        asked_at[rows] = now
 
     def _grow_to(self, rows: int) -> None:
         for name, column in self._columns.items():
@@ -362,4 +368,5 @@ class Table:
         for column in self._columns.values():
             column[: len(alive)] = column[alive]
         self._count = len(alive)
-        self._rows = {rid: row for row, rid in enumerate(self._columns["rid"][: self._count])}
+        self._rids = list(self._rows)
+        self._rows = {rid: row for row, rid in enumerate(self._rids)}

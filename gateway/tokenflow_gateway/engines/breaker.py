@@ -22,13 +22,14 @@ class Breaker:
     things of an engine than requests do, and may find it well when these fail. Times are of one clock.
     """
 
-    __slots__ = ("_failures", "_open_s", "_trial_at", "_until", "opened")
+    __slots__ = ("_failures", "_open_s", "_trial_at", "_unasked", "_until", "opened")
 
     def __init__(self) -> None:
         self._failures = 0
         self._open_s = _FIRST_S
         self._until: float | None = None
         self._trial_at: float | None = None
+        self._unasked: float | None = None  # the trial, until it goes out
         self.opened = 0
         """How many times it has opened."""
 
@@ -47,17 +48,23 @@ class Breaker:
 
     def sent(self, now: float) -> None:
         """A request is sent: while half open, the trial. Sent for want of another engine, it is none."""
-        if self._until is not None and now >= self._until:
-            self._trial_at = now
+        if self._until is not None and self.allows(now):
+            self._trial_at = self._unasked = now
 
-    def unheard(self) -> None:
-        """A request has ended before the engine had answered: if it was the trial, another one may be."""
-        self._trial_at = None
+    def asked(self) -> float | None:
+        """A request goes out to the engine. Returns the trial, if this is it."""
+        trial, self._unasked = self._unasked, None
+        return trial
+
+    def unheard(self, trial: float | None) -> None:
+        """A request has ended before the engine had answered: if it was the `trial`, another one may be."""
+        if trial is not None and trial == self._trial_at:
+            self._trial_at = None
 
     def succeeded(self) -> None:
         """The engine has answered, whatever it was."""
         self._failures, self._open_s = 0, _FIRST_S
-        self._until = self._trial_at = None
+        self._until = self._trial_at = self._unasked = None
 
     def failed(self, now: float) -> None:
         """It could not be reached, dropped the connection, or was silent for too long."""
@@ -68,5 +75,5 @@ class Breaker:
             self._open_s = min(2 * self._open_s, _LONGEST_S)
         elif self._failures < _FAILURES:
             return
-        self._until, self._trial_at = now + self._open_s, None
+        self._until, self._trial_at, self._unasked = now + self._open_s, None, None
         self.opened += 1

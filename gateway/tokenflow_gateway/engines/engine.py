@@ -26,6 +26,7 @@ class Engine:
     """Configuration, health and the latest statistics of one engine. Written by its probe and its link."""
 
     config: EngineConfig
+    name: str = field(init=False)
     healthy: bool = False
     health_reason: str | None = "not probed yet"
     kind: Literal["sglang", "openai"] = "openai"
@@ -42,22 +43,32 @@ class Engine:
     stats: EngineStats | None = None
     streams: set[str] = field(default_factory=set)
     """`rid` of the streams placed here."""
+    answered: set[str] = field(default_factory=set)
+    """Those of them whose answer is here in full: the engine is done, their clients are not."""
     load: EngineLoad = field(default_factory=EngineLoad)
     breaker: Breaker = field(default_factory=Breaker)
     draining: bool = False
     """It gets no new requests; those that it has go on."""
+    _ids: tuple[tuple[dict[str, object], ...], frozenset[str]] = field(default=((), frozenset()), init=False)
+    """`models`, and their ids: every request asks for these."""
+
+    def __post_init__(self) -> None:
+        self.name = self.config.name
 
     @property
-    def name(self) -> str:
-        return self.config.name
+    def at_work(self) -> int:
+        """How many of `streams` it still works on."""
+        return len(self.streams) - len(self.answered)
 
     @property
     def linked(self) -> bool:
         return self.welcome is not None
 
     @property
-    def model_ids(self) -> set[str]:
-        return {str(model.get("id")) for model in self.models}
+    def model_ids(self) -> frozenset[str]:
+        if self._ids[0] is not self.models:
+            self._ids = self.models, frozenset(str(model.get("id")) for model in self.models)
+        return self._ids[1]
 
     def view(self) -> dict[str, object]:
         """The engine as ``/admin/engines`` shows it. What is not known is null, never zero."""

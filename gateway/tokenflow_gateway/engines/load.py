@@ -1,4 +1,4 @@
-"""How soon an engine would begin with one more stream, by what its plugin tells."""
+"""How soon an engine would begin with one more stream, by what its plugin tells, or else by what was sent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BY_CLASS = "adaptive"
 
 
 class EngineLoad:
-    """Of one engine that is linked. Times are of one monotonic clock."""
+    """Of one engine. Times are of one monotonic clock."""
 
     __slots__ = ("_rate", "_recent", "_seen_at", "_sent", "_stats")
 
@@ -58,10 +58,19 @@ class EngineLoad:
         self._forget_sent(now)
         self._sent.append(now)
 
-    @property
-    def unseen(self) -> int:
-        """Streams sent that the engine's figures may not have."""
+    def opened(self) -> None:
+        """One of those sent is on record now, as a stream of an engine that tells no figures."""
+        if self._sent:
+            self._sent.popleft()
+
+    def unseen(self, now: float) -> int:
+        """Streams sent that the engine's figures, or the record of those of one without, may not have."""
+        self._forget_sent(now)
         return len(self._sent)
+
+    def beyond(self, now: float, *, at_work: int, places: int) -> int:
+        """Streams that would begin before one more, in an engine that tells nothing."""
+        return max(0, at_work + self.unseen(now) - places)
 
     def _forget_sent(self, now: float) -> None:
         while self._sent and now - self._sent[0] > _LOST_S:
@@ -73,17 +82,16 @@ class EngineLoad:
         All that wait do, but those of classes `behind` it where the engine heeds classes; and of those that
         were just sent, what is more than there are places for. `places`: how many may run at a time.
         """
-        self._forget_sent(now)
-        stats = self._stats
+        stats, unseen = self._stats, self.unseen(now)
         if stats is None:
-            return self.unseen
+            return unseen
         if stats.waiting:
             if stats.policy.partition(":")[0] != _BY_CLASS:
                 behind = frozenset()
             later = sum(count for name, count in stats.waiting_by.items() if name in behind)
-            return max(0, stats.waiting - later) + self.unseen
+            return max(0, stats.waiting - later) + unseen
         free = min(places - stats.running, (stats.kv_tokens - stats.kv_used_tokens) // max(1, tokens))
-        return max(0, self.unseen - max(0, free - 1))
+        return max(0, unseen - max(0, free - 1))
 
     def begins_in_s(self, ahead: int) -> float:
         """Seconds until one more stream would begin; infinite where nothing is known."""

@@ -33,7 +33,11 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placement:
-    """Chooses. An engine without a plugin, or with its link down, has room for all: it queues by itself."""
+    """Chooses.
+
+    An engine without a plugin, or with its link down, has room for all, as it queues by itself; where it is
+    configured how many it runs, it has room for these.
+    """
 
     def __init__(self, *, engine_queue: int = 4) -> None:
         """`engine_queue`: streams that may wait in an engine for however long, so that it never idles."""
@@ -46,11 +50,14 @@ class Placement:
         Too late is more than half of the target: the rest is for the prefill, and for estimates that are off.
         More than a second is too late for everybody: here one can still be overtaken, or go elsewhere.
         """
-        if engine.welcome is None:
+        if engine.welcome is not None:
+            ahead = engine.load.ahead(
+                now, behind=wish.behind, places=engine.welcome.max_running, tokens=wish.tokens
+            )
+        elif engine.config.max_running is not None:
+            ahead = engine.load.beyond(now, at_work=engine.at_work, places=engine.config.max_running)
+        else:
             return 0.0
-        ahead = engine.load.ahead(
-            now, behind=wish.behind, places=engine.welcome.max_running, tokens=wish.tokens
-        )
         wait_s = engine.load.begins_in_s(ahead)
         if wait_s <= min(wish.ttft_s / 2, _MOST_S):
             return wait_s
@@ -58,19 +65,27 @@ class Placement:
 
     def choose(self, engines: Sequence[Engine], wish: Wish, now: float) -> Engine | None:
         """The best of these, or None where all are too late."""
-        waits = {engine: self.wait_s(engine, wish, now) for engine in engines}
-        in_time = [engine for engine in engines if waits[engine] is not None]
-        soon = [engine for engine in in_time if (waits[engine] or 0.0) <= _SOON * wish.ttft_s]
+        in_time, soon = [], []
+        for engine in engines:
+            wait_s = self.wait_s(engine, wish, now)
+            if wait_s is not None:
+                in_time.append(engine)
+                if wait_s <= _SOON * wish.ttft_s:
+                    soon.append(engine)
         return self._among(soon or in_time, wish, now) if in_time else None
 
     def least_loaded(self, engines: Sequence[Engine], wish: Wish, now: float) -> Engine:
         """The best of these for a stream that is not to wait."""
+        if len(engines) == 1:
+            return engines[0]
         return self.choose(engines, wish, now) or self._among(engines, wish, now)
 
     def _among(self, engines: Sequence[Engine], wish: Wish, now: float) -> Engine:
+        if len(engines) == 1:
+            return engines[0]
         loads = {engine: _load(engine, now) for engine in engines}
         least = min(loads.values())
-        if wish.key is not None and len(engines) > 1:
+        if wish.key is not None:
             name = favourite(wish.key, (engine.name for engine in engines))
             engine = next(engine for engine in engines if engine.name == name)
             if loads[engine] <= _UNEVEN * least + _UNEVEN_STREAMS:
@@ -83,6 +98,6 @@ def _load(engine: Engine, now: float) -> int:
     """Streams on an engine: those of other gateways too, where it tells."""
     stats = engine.stats if engine.linked else None
     if stats is None:
-        return len(engine.streams)
+        return engine.at_work + engine.load.unseen(now)
     told = stats.running + stats.waiting + stats.parked + stats.offloaded
-    return max(len(engine.streams), told + engine.load.unseen)
+    return max(len(engine.streams), told + engine.load.unseen(now))

@@ -16,6 +16,8 @@ __all__ = ["PROBE_TIMEOUT_S", "HealthProbe"]
 PROBE_TIMEOUT_S = 3.0
 """For all of one probe, however slowly its bytes drip."""
 
+_CUT_OFF = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
+
 _log = structlog.stdlib.get_logger("tokenflow.engines")
 
 
@@ -79,9 +81,13 @@ class HealthProbe:
         return tuple(entry for entry in entries if isinstance(entry, dict))
 
     async def _get(self, path: str) -> httpx.Response:
+        """Asked again if the connection breaks: a busy engine may close a kept one as a question comes."""
         config = self._engine.config
         headers = {"Authorization": f"Bearer {config.api_key.get_secret_value()}"} if config.api_key else {}
-        return await self._client.get(config.url + path, headers=headers)
+        try:
+            return await self._client.get(config.url + path, headers=headers)
+        except _CUT_OFF:
+            return await self._client.get(config.url + path, headers=headers)
 
     def _set(self, *, healthy: bool, reason: str | None) -> None:
         if (healthy, reason) != (self._engine.healthy, self._engine.health_reason):

@@ -73,7 +73,7 @@ class EngineRegistry:
         the engine itself decides whether it minds (SGLang does not). Where all of them fail, they are asked
         all the same. Raises `ModelNotFound` or `NoEngine`.
         """
-        usable = [engine for engine in self._engines if among is None or engine.name in among]
+        usable = self._engines if among is None else [e for e in self._engines if e.name in among]
         healthy = [engine for engine in usable if engine.healthy]
         serving = [engine for engine in healthy if model is None or model in engine.model_ids]
         if not serving and healthy:
@@ -105,7 +105,7 @@ class EngineRegistry:
         return f"no engine can take this request now ({', '.join(sorted(reasons))})"
 
 
-def _without_exact_match(model: str | None, usable: list[Engine], healthy: list[Engine]) -> list[Engine]:
+def _without_exact_match(model: str | None, usable: Sequence[Engine], healthy: list[Engine]) -> list[Engine]:
     """Who is asked for a model that no healthy engine has. Engines beyond the `usable` ones do not exist."""
     known = {name for engine in usable for name in engine.model_ids}
     if model in known:

@@ -1,10 +1,11 @@
 """The gateway's end of the link to one engine's plugin.
 
 One task owns the DEALER socket: it says hello, pings, notices silence and starts over. Everybody else only
-queues messages, which never waits. Those of one turn of the event loop go to zmq together, since each time
-that its thread has to be woken costs more than the message; a stream's announcement goes at once, with what
-was queued before it. While the link is down messages are dropped: at the next welcome the live streams are
-announced anew, and streams go on without a link as the stock engine serves them.
+queues messages, which never waits. Those of one turn of the event loop go to zmq together, as the next one
+begins, with those before that were not urgent: to wake zmq's thread costs more than the messages. Requests to
+engines are written behind them, so that a stream's announcement is ahead of its request. While the link is
+down messages are dropped: at the next welcome the live streams are announced anew, and streams go on without
+a link as the stock engine serves them.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ _HELLO_EVERY_S = 0.25
 _READABLE = int(zmq.POLLIN)  # a plain number: the enumeration's operators are slow
 _MOST_IN_A_ROW = 100
 """Messages taken before everybody else has a turn."""
+_NOT_URGENT_S = 0.005
+"""For a message that nobody waits for, until it goes by itself."""
 _MAX_UNSENT = 10_000
 """Frames the socket may hold while the engine does not read; more are dropped, never waited for."""
 
@@ -99,21 +102,25 @@ class EngineLink:
         self._clock = clock
         self._socket: zmq.Socket[bytes] | None = None
         self._unsent: deque[bytes] = deque()
-        self._news = asyncio.Event()  # the socket may have something, or it is time to speak
+        self._sends_soon = False
+        self._sends_later = False
         engine.tell = self.tell
 
     # ---- what streams call: never waits ----------------------------------------------------------
 
     def opened(self, message: StreamOpened) -> None:
-        """Announce a stream, ahead of its HTTP request: it does not wait for the end of the turn."""
-        if self._engine.linked and self._post(message):
-            self._send()
+        """Announce a stream. Its HTTP request is to follow, by `EngineConnection.ask`."""
+        if self._engine.linked:
+            self._post(message)
 
-    def closed(self, rid: str, reason: str) -> bool:
-        """Tell the engine that the gateway is done with `rid`. False if there is no link to tell it over."""
+    def closed(self, rid: str, reason: str, *, urgent: bool) -> bool:
+        """Tell the engine that the gateway is done with `rid`. False if there is no link to tell it over.
+
+        `urgent`: the engine may be at work on it.
+        """
         if not self._engine.linked:
             return False
-        return self._post(StreamClosed(rid=rid, reason=reason))
+        return self._post(StreamClosed(rid=rid, reason=reason), urgent=urgent)
 
     def consumed(self, message: Consumption) -> bool:
         """Tell the engine where readers are. False if there is no link to tell it over."""
@@ -144,15 +151,37 @@ class EngineLink:
         self._socket = socket = self._new_socket()
         self._unsent.clear()
         self._stuck = False
-        self._loop, fileno = asyncio.get_running_loop(), socket.fileno()
-        self._loop.add_reader(fileno, self._news.set)
+        self._heard, self._spoken = self._clock(), -math.inf
+        self._loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[float] = self._loop.create_future()
+        fileno = socket.fileno()
+        self._loop.add_reader(fileno, self._look)
+        self._tick()
         try:
-            return await self._converse(socket)
+            return await self._over
         finally:
+            self._ticker.cancel()
             self._loop.remove_reader(fileno)
             self._socket = None
             self._engine.welcome = None
             socket.close(linger=0)
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(_HELLO_EVERY_S, self._tick)
+        self._look()
+
+    def _look(self) -> None:
+        """Take what has come, and speak if it is time. What goes wrong with that is the connection's end."""
+        if self._socket is None or self._over.done():
+            return
+        try:
+            pause_s = self._read(self._socket)
+            if pause_s is None:
+                self._keep_alive()
+            else:
+                self._over.set_result(pause_s)
+        except Exception as error:  # noqa: BLE001 - raised in the task, which waits for it
+            self._over.set_exception(error)
 
     def _new_socket(self) -> zmq.Socket[bytes]:
         socket = self._context.socket(zmq.DEALER)
@@ -166,24 +195,6 @@ class EngineLink:
             socket.curve_serverkey = curve_keys(self._identity.secret, "engine").public
         socket.connect(self._endpoint)
         return socket
-
-    async def _converse(self, socket: zmq.Socket[bytes]) -> float:
-        self._heard = self._clock()
-        self._spoken = -math.inf
-        self._in_a_row = 0
-        while True:
-            self._keep_alive()
-            frame = await self._receive(socket)
-            if frame is None:
-                continue
-            self._heard = self._clock()
-            refused = self._take(decode_engine_message(frame))
-            if refused is None:
-                continue
-            if refused.code != "hello_required":
-                self._down(f"refused: {refused.reason}")
-                return RETRY_AFTER_REFUSAL_S
-            self._engine.welcome = None  # it has restarted, and does not know us
 
     def _keep_alive(self) -> None:
         """Say hello until welcomed, ping afterwards, and notice silence."""
@@ -205,29 +216,25 @@ class EngineLink:
             hint = "" if not is_encrypted(self._endpoint) else ", or its TOKENFLOW_LINK_SECRET is another one"
             self._down(f"no plugin answers at {self._endpoint}{hint}")
 
-    async def _receive(self, socket: zmq.Socket[bytes]) -> bytes | None:
-        """The next frame, or None after a while, so that `_keep_alive` gets its turn.
+    def _read(self, socket: zmq.Socket[bytes]) -> float | None:
+        """Act on what is here. Refused for good: how long to wait before the next connection.
 
         Read without zmq.asyncio, whose futures cost more than the messages. The descriptor tells of changes
         only, and sending may swallow one: hence the look at the socket's events, there as here.
         """
-        self._in_a_row += 1
-        if self._in_a_row >= _MOST_IN_A_ROW:
-            self._in_a_row = 0
-            await asyncio.sleep(0)
-        try:
-            return socket.recv_multipart(zmq.NOBLOCK)[-1]
-        except zmq.Again:
-            pass
-        self._news.clear()
-        if int(socket.get(zmq.EVENTS)) & _READABLE:
-            return socket.recv_multipart(zmq.NOBLOCK)[-1]
-        self._in_a_row = 0
-        timer = asyncio.get_running_loop().call_later(_HELLO_EVERY_S, self._news.set)
-        try:
-            await self._news.wait()
-        finally:
-            timer.cancel()
+        for _ in range(_MOST_IN_A_ROW):
+            if not int(socket.get(zmq.EVENTS)) & _READABLE:
+                return None
+            message = decode_engine_message(socket.recv(zmq.NOBLOCK))
+            self._heard = self._clock()
+            refused = self._take(message)
+            if refused is None:
+                continue
+            if refused.code != "hello_required":
+                self._down(f"refused: {refused.reason}")
+                return RETRY_AFTER_REFUSAL_S
+            self._engine.welcome = None  # it has restarted, and does not know us
+        self._loop.call_soon(self._look)  # others have their turn first
         return None
 
     def _say_hello(self) -> None:
@@ -277,33 +284,49 @@ class EngineLink:
         self._engine.link_reason = reason
         self._engine.load.forget()
 
-    def _post(self, message: GatewayMessage) -> bool:
-        """Hand a message to the socket before the next turn of the loop, or drop it. Never waits.
+    def _post(self, message: GatewayMessage, *, urgent: bool = True) -> bool:
+        """Hand a message to the socket in the next turn of the loop, or a little later, or drop it.
 
-        What was not dropped keeps its order and is sent, unless the link goes down.
+        Never waits. What was not dropped keeps its order and is sent, unless the link goes down.
         """
         if self._socket is None:
             return False
-        if self._stuck and not self._send():
+        if self._stuck and not self._flush():
             self._engine.link_dropped += not isinstance(message, Hello)
             return False
-        if not self._unsent:
-            self._loop.call_soon(self._send)
+        if urgent and not self._sends_soon:
+            self._sends_soon = True
+            self._loop.call_soon(self._send_soon)
+        elif not (urgent or self._sends_later):
+            self._sends_later = True
+            self._loop.call_later(_NOT_URGENT_S, self._send_later)
         self._unsent.append(encode(message))
         return True
 
-    def _send(self) -> bool:
+    def _send_soon(self) -> None:
+        self._sends_soon = False
+        self._send()
+
+    def _send_later(self) -> None:
+        self._sends_later = False
+        self._send()
+
+    def _send(self) -> None:
+        """What was posted before this turn of the loop."""
+        if self._socket is not None and self._unsent:
+            self._flush()
+            if int(self._socket.get(zmq.EVENTS)) & _READABLE:
+                self._loop.call_soon(self._look)
+
+    def _flush(self) -> bool:
         """Give the socket what was posted. False if it does not take it all now: the engine does not read."""
-        socket, unsent = self._socket, self._unsent
-        if socket is None:
-            return False
+        assert self._socket is not None
+        send, unsent = self._socket.send, self._unsent
         self._stuck = False
         try:
             while unsent:
-                socket.send(unsent[0], zmq.NOBLOCK)
+                send(unsent[0], zmq.NOBLOCK)
                 unsent.popleft()
         except zmq.Again:
             self._stuck = True
-        if int(socket.get(zmq.EVENTS)) & _READABLE:
-            self._news.set()
         return not self._stuck

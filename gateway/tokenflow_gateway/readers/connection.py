@@ -77,7 +77,8 @@ class ConnectionTrack:
     def wrote(self, size: int, tokens: int, readable: int) -> None:
         """`size` bytes have been handed to the server; the client has so many tokens with them."""
         if size:
-            self._ledger.wrote(_chunk_bytes(size), readable)
+            framed = size + (size.bit_length() + 3) // 4 + 4  # of HTTP's chunked transfer
+            self._ledger.wrote(framed, readable)
             self._tokens = tokens
 
     def look(self, reader: ReaderTrack, *, now: float) -> bool:
@@ -133,8 +134,3 @@ class ConnectionSweep:
             return
         if stream.connection.look(stream.reader, now=time.monotonic()):
             self._on_news(stream)
-
-
-def _chunk_bytes(size: int) -> int:
-    """On the wire, with the frame of HTTP's chunked transfer."""
-    return size + (size.bit_length() + 3) // 4 + 4

@@ -17,22 +17,18 @@ class Leads:
     Readable tokens all. Between two looks, what is unread is taken to have changed evenly by the token.
     """
 
-    __slots__ = ("_after", "_before", "_come", "_new", "_unread")
+    __slots__ = ("_come", "_looks", "_unread")
 
     def __init__(self) -> None:
         self._come = 0
         self._unread = 0.0
-        self._new = array("I")
-        self._before = array("f")
-        self._after = array("f")
+        self._looks = array("f")  # by three: tokens that came, what was unread before them, and after
 
     def look(self, come: int, consumed: float) -> None:
         """So many tokens have come by now, and so many are read."""
         unread = max(0.0, come - consumed)
         if come > self._come:
-            self._new.append(come - self._come)
-            self._before.append(self._unread)
-            self._after.append(unread)
+            self._looks.extend((come - self._come, self._unread, unread))
             self._come = come
         self._unread = unread
 
@@ -42,10 +38,10 @@ class Leads:
         w = 1 up to 10 % of the answer unread, 0 from 20 % on, linear between (TokenFlow, section 2;
         `tokenflow_bench.formulas.effective_tokens` has it token by token).
         """
-        n = self._come
+        n, looks = self._come, self._looks
         return sum(
             new * _mean_weight(before / n, after / n)
-            for new, before, after in zip(self._new, self._before, self._after, strict=True)
+            for new, before, after in zip(looks[0::3], looks[1::3], looks[2::3], strict=True)
         )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import uuid
+from dataclasses import replace
 from types import TracebackType
 
 from tokenflow_gateway.relay.errors import RateLimited
 from tokenflow_gateway.relay.upstream import Header
-from tokenflow_gateway.tenants.limits import Lease, LimitStore, Quota, Verdict, subjects_of
+from tokenflow_gateway.tenants.limits import Lease, LimitStore, Quota, Subject, Verdict, subjects_of
 from tokenflow_gateway.tenants.model import Limits, Principal
 
 __all__ = ["Allowance", "allowed", "quota_headers"]
@@ -39,13 +40,21 @@ class Allowance:
 
 
 async def allowed(
-    limits: LimitStore, principal: Principal, *, tokens: int, headers: list[Header]
+    limits: LimitStore,
+    principal: Principal,
+    *,
+    tokens: int,
+    headers: list[Header],
+    generates: bool = True,
 ) -> Allowance:
     """Count a request as one of its tenant's and key's, until the context is left. Raises `RateLimited`.
 
-    `headers` of its answer get the ``x-ratelimit-*`` ones.
+    `headers` of its answer get the ``x-ratelimit-*`` ones. One that `generates` nothing needs no place among
+    the streams at a time.
     """
     subjects = subjects_of(principal)
+    if not generates:
+        subjects = tuple(Subject(name, replace(own, concurrent_streams=None)) for name, own in subjects)
     if not subjects:
         return Allowance(limits, None)
     verdict = await limits.take(subjects, lease_id=uuid.uuid4().hex, tokens=tokens)

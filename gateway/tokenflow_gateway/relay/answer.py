@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 from tokenflow_gateway.readers.connection import ConnectionTrack
 from tokenflow_gateway.relay.delivery import Delivery
-from tokenflow_gateway.relay.dialects import Dialect, Meter
+from tokenflow_gateway.relay.dialects import Dialect, Document, Meter
 from tokenflow_gateway.relay.engine_answer import READ_BYTES, EngineAnswer
 from tokenflow_gateway.relay.errors import (
     BadStream,
@@ -31,6 +31,7 @@ from tokenflow_gateway.relay.upstream import Header
 __all__ = [
     "EventHead",
     "is_event_stream",
+    "note_document",
     "passed_headers",
     "relay_document",
     "relay_error",
@@ -69,14 +70,15 @@ class EventHead:
         self._handle = handle
         self.sent = False
 
-    async def send(self) -> None:
-        """Unless it has left already."""
+    async def send(self, *, with_all: bool = False) -> None:
+        """Unless it has left already. `with_all`: so does the whole answer, and nobody need be watched."""
         if self.sent:
             return
         self.sent = True
         exchange = self._exchange
-        now = time.monotonic()
-        self._stream.connection = ConnectionTrack.begin(exchange.meter, exchange.headers, now=now)
+        if not with_all:
+            now = time.monotonic()
+            self._stream.connection = ConnectionTrack.begin(exchange.meter, exchange.headers, now=now)
         await exchange.start_events(((STREAM_HEADER, self._handle.encode()),))
 
 
@@ -97,41 +99,48 @@ async def relay_events(
     then wait in `delivery`.
     """
     content = response.content
+    text = stream.reader.shape  # of which `meter.readable` are the tokens
 
     def take(data: bytes) -> bool:
         """Pass on what needs nobody to wait, within the read that has brought it."""
         events = meter.events
-        ready = _fed(meter, data)
-        _note_counts(stream, meter)
-        delivery.put(ready, meter.tokens, meter.readable, last=meter.done and response.complete)
+        ready = meter.feed(data)
+        stream.received = meter.tokens
+        if meter.settled or stream.prompt_tokens is None:
+            _note_usage(stream, meter)
+        delivery.put(ready, meter.tokens, text.tokens, last=meter.done and response.complete)
         if meter.events != events:
             guard.expect(idle_s, IdleTimeout)
-        return not (meter.done or meter.aborted or delivery.full)
+        return not (meter.done or meter.aborted or (stream.held_bytes and delivery.full))
 
-    while data := await content.read(READ_BYTES):
-        deadline, events = guard.hold(), meter.events  # waiting for the client is not waiting for the engine
-        await _pass_on(head, stream, delivery, meter, response, data)
-        while not (meter.done or meter.aborted):
-            if delivery.full:
-                await delivery.room()
-            if meter.events == events:
-                guard.resume(deadline)
-            else:
-                guard.expect(idle_s, IdleTimeout)
-            if delivery.paced or not head.sent or await content.pass_to(take):
+    try:
+        while data := await content.read(READ_BYTES):
+            deadline, events = guard.hold(), meter.events  # to wait for the client is not to wait for it
+            await _pass_on(head, stream, delivery, meter, response, data)
+            while not (meter.done or meter.aborted):
+                if delivery.full:
+                    await delivery.room()
+                if meter.events == events:
+                    guard.resume(deadline)
+                else:
+                    guard.expect(idle_s, IdleTimeout)
+                if delivery.paced or not head.sent or await content.pass_to(take):
+                    break
+                guard.hold()
+                events = -1
+            if meter.aborted:
+                raise EngineAborted(_GIVEN_UP)
+            if meter.done:
                 break
-            guard.hold()
-            events = -1
-        if meter.aborted:
-            raise EngineAborted(_GIVEN_UP)
-        if meter.done:
-            break
+    except SSEError as error:
+        raise _unreadable(error) from error
     guard.hold()
     if not meter.done:
         await _put(head, delivery, meter, Piece(meter.end(), meter.tokens, meter.readable))
         _note_counts(stream, meter)
         await _put(head, delivery, meter, Piece(_closing(meter), meter.tokens, meter.readable))
     stream.answered = not meter.failed
+    stream.engine.answered.add(stream.rid)
     await _read_tail(response)
     await delivery.finish()
 
@@ -141,26 +150,15 @@ async def _pass_on(
 ) -> None:
     """Count what has come and give it to the client, or to its queue."""
     if not delivery.paced:
-        ready = _fed(meter, data)
+        ready = meter.feed(data)
         _note_counts(stream, meter)
         last = meter.done and response.complete
         await _put(head, delivery, meter, Piece(ready, meter.tokens, meter.readable), last=last)
         return
-    try:
-        pieces = meter.pieces(data)
-    except SSEError as error:
-        raise _unreadable(error) from error
+    pieces = meter.pieces(data)
     _note_counts(stream, meter)
     for piece in pieces:
         await _put(head, delivery, meter, piece)
-
-
-def _fed(meter: Meter, data: bytes) -> bytes:
-    """What the client is to get of `data`. Raises `BadStream`."""
-    try:
-        return meter.feed(data)
-    except SSEError as error:
-        raise _unreadable(error) from error
 
 
 def _unreadable(error: SSEError) -> BadStream:
@@ -174,12 +172,16 @@ async def _put(
     if not head.sent and piece.data:
         if meter.error is not None and meter.events == 1:
             raise EngineFailed(meter.error)
-        await head.send()
+        await head.send(with_all=last and len(piece.data) <= READ_BYTES)
     delivery.put(*piece, last=last)
 
 
 def _note_counts(stream: Stream, meter: Meter) -> None:
     stream.received = meter.tokens
+    _note_usage(stream, meter)
+
+
+def _note_usage(stream: Stream, meter: Meter) -> None:
     if meter.usage is not None and (meter.settled or stream.prompt_tokens is None):
         stream.prompt_tokens = meter.usage.prompt
         if meter.settled:
@@ -214,15 +216,16 @@ async def relay_document(
     *,
     idle_s: float,
     max_bytes: int,
-) -> None:
-    """Relay a whole JSON answer, and count by its usage. Raises `EngineAborted` or `BadStream`."""
+) -> Document:
+    """Relay a whole JSON answer, count by its usage, and return what it says.
+
+    Raises `EngineAborted` or `BadStream`.
+    """
     body = await _beginning(response, guard, max_bytes, idle_s=idle_s)
     if len(body) > max_bytes:
         raise BadStream(f"the engine's answer is longer than {max_bytes} bytes (max_answer_bytes)")
     document = dialect.document(body)
-    if document.usage is not None:
-        stream.prompt_tokens = document.usage.prompt
-        stream.usage_tokens = stream.received = document.usage.completion
+    note_document(stream, document)
     if document.given_up:
         raise EngineAborted(_GIVEN_UP)
     if exchange.status is not None:
@@ -233,6 +236,14 @@ async def relay_document(
     else:
         await exchange.answer(response.status, body)
     stream.delivered = stream.received
+    return document
+
+
+def note_document(stream: Stream, document: Document) -> None:
+    """Count by the usage that it tells, if it does."""
+    if document.usage is not None:
+        stream.prompt_tokens = document.usage.prompt
+        stream.usage_tokens = stream.received = document.usage.completion
 
 
 async def relay_error(
@@ -294,7 +305,7 @@ def _split(reader: SSEReader, data: bytes) -> list[Event]:
     try:
         return reader.feed(data)
     except SSEError as error:
-        raise BadStream(f"the engine's stream cannot be read: {error}") from error
+        raise _unreadable(error) from error
 
 
 async def _pass_events(exchange: Exchange, events: list[Event]) -> None:

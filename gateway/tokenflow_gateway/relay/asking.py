@@ -42,10 +42,19 @@ class Request:
     dialect: Dialect
     body: bytes
     timeouts: Timeouts
+    usual: Timeouts
+    """Of tenants that name none of their own."""
     total: TotalTime
     principal: Principal
     may_replace: bool = True
     """No connection of it has been replaced; see `EngineRequest`."""
+
+    def gave_up_early(self, error: RelayError) -> bool:
+        """Whether the engine has had less time for this than it has for tenants in general."""
+        if not isinstance(error, EngineTimeout):
+            return False
+        phase = f"{error.phase}_s"
+        return bool(getattr(self.timeouts, phase) < getattr(self.usual, phase))
 
 
 class _Answered:
@@ -63,10 +72,11 @@ class _Answered:
         guard = self._guard
         await guard.__aenter__()
         guard.expect(self._asked.timeouts.first_byte_s, FirstByteTimeout)
+        trial = self._engine.breaker.asked()
         try:
             answer = await self._request.__aenter__()
         except BaseException as error:
-            self._engine.breaker.unheard()  # a failure of the engine's is told by `failed`
+            self._engine.breaker.unheard(trial)  # a failure of the engine's is told by `failed`
             await guard.__aexit__(type(error), error, error.__traceback__)
             raise
         finally:
@@ -143,10 +153,11 @@ class Asking:
         self.metrics.retries.labels(engine.name, reason).inc()
         outcome.end, outcome.next = "retried", another
 
-    def failed(self, engine: Engine, error: RelayError) -> None:
-        """Have the engine probed, if the failure may be its own."""
+    def failed(self, request: Request, engine: Engine, error: RelayError) -> None:
+        """Have the engine probed, if the failure may be its own. A tenant's impatience is none of it."""
         if isinstance(error, (NoEngine, EngineUnreachable, EngineTimeout)):
-            engine.breaker.failed(time.monotonic())
+            if not request.gave_up_early(error):
+                engine.breaker.failed(time.monotonic())
             self.on_engine_failure(engine)
 
     def note_timeout(self, exchange: Exchange, error: RelayError) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from functools import cached_property
 from types import TracebackType
 
 from tokenflow_gateway.config import DeliverySettings
@@ -91,8 +92,16 @@ class Delivery:
         self._offered_at: float | None = None  # when the write began that the connection has not taken yet
         self._paused_at: float | None = None  # when text was first withheld from a reader who has paused
         self._end_of_pace: asyncio.TimerHandle | None = None
-        self._changed = _Signal(self._loop)
-        self._wake = _Signal(self._loop)
+
+    @cached_property
+    def _changed(self) -> _Signal:
+        """The writer got on, or came to wait."""
+        return _Signal(self._loop)
+
+    @cached_property
+    def _wake(self) -> _Signal:
+        """Something is new for the writer that waits for a reader."""
+        return _Signal(self._loop)
 
     async def __aenter__(self) -> Delivery:
         if self._pacer is not None:
@@ -125,7 +134,8 @@ class Delivery:
 
     def put(self, data: bytes, tokens: int, readable: int, *, last: bool = False) -> None:
         """Take the next `Piece`. `last`: the answer may end with it; `finish` is still to come."""
-        self._raise_fault()
+        if self._fault is not None:
+            raise self._fault
         self._last_put = (tokens, readable)
         plain = self._writer is None and self._pacer is None and 0 < len(data) <= _WRITE_BYTES
         if plain and self._exchange.writable:

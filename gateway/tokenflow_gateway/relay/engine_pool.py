@@ -57,13 +57,20 @@ class EngineConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def ask(self, head: bytes, body: bytes | None, *, method: str) -> EngineAnswer:
-        """Send a request; its answer is to come."""
+        """Send a request in the next turn of the loop; its answer is to come.
+
+        So it goes out behind what was posted on the engine's link before: see `link.client`.
+        """
         assert self._answer is None
         if self._transport is None or self._transport.is_closing():
             raise EngineUnreachable("the connection to the engine was lost")
         answer = self._answer = EngineAnswer(self._loop, self._transport, to_head=method == "HEAD")
-        self._transport.writelines((head, body) if body else (head,))
+        self._loop.call_soon(self._write, answer, head, body)
         return answer
+
+    def _write(self, answer: EngineAnswer, head: bytes, body: bytes | None) -> None:
+        if answer is self._answer and self._transport is not None and not self._transport.is_closing():
+            self._transport.writelines((head, body) if body else (head,))
 
     def leave(self) -> None:
         """The exchange is over for the asker. An answer that is not here in full is broken off."""

@@ -15,6 +15,7 @@ from tokenflow_gateway.relay.attempts import Attempts
 from tokenflow_gateway.relay.guard import RequestGuard
 from tokenflow_gateway.relay.outcome import Outcome
 from tokenflow_gateway.relay.request import Body, RequestFields
+from tokenflow_gateway.relay.routes import response_of
 from tokenflow_gateway.relay.stream import Stream
 from tokenflow_gateway.tenants.admission import Admission, Entrant, Ticket
 from tokenflow_gateway.tenants.admission_settings import EstimateSettings
@@ -54,6 +55,9 @@ class Entered:
 
     def note(self, stream: Stream, outcome: Outcome) -> None:
         """One of its streams has ended: count what the tenant has used by it."""
+        if outcome.untold and not stream.generated:
+            self._used += self._estimate.total
+            return
         if outcome.end in _NOTHING_DONE or (outcome.end == "engine_lost" and not stream.generated):
             return
         prompt = self._estimate.prompt if stream.prompt_tokens is None else stream.prompt_tokens
@@ -81,34 +85,48 @@ class Entry:
             for name, sla in roster.classes.items()
         }
 
-    async def entered(self, request: Request, parsed: Body, fields: RequestFields, grant: Grant) -> Entered:
+    async def entered(
+        self,
+        request: Request,
+        parsed: Body,
+        fields: RequestFields,
+        grant: Grant,
+        *,
+        among: frozenset[str] | None,
+    ) -> Entered:
         """Inside of it, the request has its share of its tenant's limits, and an engine to ask.
 
-        Raises `RateLimited`, `QueueFull`, `QueueTimeout`, `ModelNotFound`, `NoEngine`, or what guards raise.
+        `among`: names of the engines that may be asked. Raises `RateLimited`, `QueueFull`, `QueueTimeout`,
+        `ModelNotFound`, `NoEngine`, or what guards raise.
         """
         expected = self._estimate(parsed)
         headers = request.exchange.own_headers
         allowance = await allowed(self._limits, request.principal, tokens=expected.total, headers=headers)
         try:
-            entrant = self._entrant(request, parsed, fields, grant, expected)
+            entrant = self._entrant(request, parsed, fields, grant, expected, among)
             ticket = self._admission.enter(entrant)
             queued_s = 0.0 if ticket.engine is not None else await self._wait(request, ticket)
             attempts = self._asking.attempts(
-                fields.model, among=grant.engines, wish=entrant.wish, first=ticket.engine
+                fields.model, among=among, wish=entrant.wish, first=ticket.engine
             )
         except BaseException:
             allowance.settle(0)
             raise
         return Entered(attempts, expected, allowance, queued_s=queued_s)
 
-    async def passed(self, request: Request, parsed: Body | None = None) -> Allowance:
+    async def passed(self, request: Request) -> Allowance:
         """The same for what nobody follows: it counts as a request, and by its size, and never waits.
 
-        `parsed`: of what generates all the same, which counts as it is estimated. Raises `RateLimited`.
+        Raises `RateLimited`.
         """
-        tokens = _tokens_in(request) if parsed is None else self._estimate(parsed).total
-        headers = request.exchange.own_headers
-        return await allowed(self._limits, request.principal, tokens=tokens, headers=headers)
+        exchange = request.exchange
+        return await allowed(
+            self._limits,
+            request.principal,
+            tokens=_tokens_in(request),
+            headers=exchange.own_headers,
+            generates=response_of(exchange.path) is None,
+        )
 
     def _estimate(self, parsed: Body) -> Estimate:
         return estimate(
@@ -118,26 +136,32 @@ class Entry:
         )
 
     def _entrant(
-        self, request: Request, parsed: Body, fields: RequestFields, grant: Grant, expected: Estimate
+        self,
+        request: Request,
+        parsed: Body,
+        fields: RequestFields,
+        grant: Grant,
+        expected: Estimate,
+        among: frozenset[str] | None,
     ) -> Entrant:
         registry: EngineRegistry = self._asking.registry
         session = session_key(request.exchange.headers, grant.tenant)
         return Entrant(
             sla=grant.sla.name,
-            weight=grant.weight,
+            weight=grant.sla.weight,
             tenant=grant.tenant,
             tenant_weight=grant.principal.tenant.weight,
             user=grant.fairness_id or "",
             cost=expected.total,
-            ttft_s=grant.ttft_s,
+            due_s=grant.ttft_s * grant.sla.weight / grant.weight,  # a request's priority concerns nobody else
             wish=Wish(
                 ttft_s=grant.ttft_s,
                 tokens=expected.prompt,
                 behind=self._behind.get(grant.sla.name, frozenset()),
                 key=affinity_key(parsed, session) if len(registry) > 1 else None,
             ),
-            pool=(registry.known(fields.model), grant.engines),
-            engines=partial(registry.serving, fields.model, among=grant.engines),
+            pool=(registry.known(fields.model), among),
+            engines=partial(registry.serving, fields.model, among=among),
         )
 
     async def _wait(self, request: Request, ticket: Ticket) -> float:

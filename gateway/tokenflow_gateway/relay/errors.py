@@ -13,7 +13,7 @@ RelayError
 ├── NotRelayed (404)          the engine sends the client elsewhere
 ├── RateLimited (429)         a limit of the tenant or key; says which, and when to retry
 ├── QueueFull (429)           too many wait for an engine
-├── QueueTimeout (503)        no engine had room in time
+├── QueueTimeout (504)        no engine had room in time; a proxy that asks elsewhere after a 503 does not
 ├── NoEngine (503)            nobody there to ask; says when to retry
 ├── EngineUnreachable (502)   the engine refused or dropped the connection
 ├── PhaseTimeout (504)        a phase took longer than its time-out
@@ -216,7 +216,7 @@ class QueueFull(RelayError):
 
 
 class QueueTimeout(RelayError):
-    status = 503
+    status = 504
     code = "queue_timeout"
     retry_after_s = 2
     reason = "queue_timeout"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
+import random
 import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, Protocol
@@ -42,6 +42,7 @@ STREAM_HEADERS: Final[tuple[Header, ...]] = (
 )
 """What keeps proxies and compressors in between from holding events back."""
 
+_STREAM_LINES: Final = b"".join(b"%b: %b\r\n" % header for header in STREAM_HEADERS)
 _LINGER_S = 2.0
 """How long the rest of a refused body is taken."""
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -61,8 +62,10 @@ class ClientConnection(Protocol):
     def take_body(self) -> bytes | None:
         """The request's body, if all of it is here."""
 
-    def begin(self, headers: Iterable[Header], send: Send) -> bool:
-        """Begin an answer of status 200 in chunks. False if `headers` must go by `send`.
+    def begin(self, fixed: bytes, headers: Iterable[Header], send: Send) -> bool:
+        """Begin an answer of status 200 in chunks. False if its headers must go by `send`.
+
+        `fixed`: the lines of headers that are the same in all such answers, beside `headers`.
 
         They must if it is not the connection's own: somebody in between may add to them.
         """
@@ -160,9 +163,11 @@ class Exchange:
     async def start_events(self, headers: Iterable[Header]) -> None:
         """A stream of events begins; from here on the client's time is the caller's to keep."""
         self.status, self.streaming = 200, True
-        headers = (*STREAM_HEADERS, *headers)
-        if self.connection is None or not self.connection.begin((*headers, *self._own), self._send):
-            await self._start(headers)
+        begun = self.connection is not None and self.connection.begin(
+            _STREAM_LINES, (*headers, *self._own), self._send
+        )
+        if not begun:
+            await self._start((*STREAM_HEADERS, *headers))
         if self.connection is not None:
             self.connection.gives_up = True
 
@@ -266,4 +271,4 @@ def _request_id(headers: Iterable[Header]) -> str:
     for name, value in headers:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
             return value.decode("latin-1")
-    return f"req-{os.urandom(16).hex()}"
+    return f"req-{random.getrandbits(128):032x}"  # a name, and no secret

@@ -17,14 +17,16 @@ from tokenflow_gateway.readers.track import ReaderTrack
 from tokenflow_gateway.relay.answer import (
     EventHead,
     is_event_stream,
+    note_document,
     relay_document,
     relay_error,
     relay_events,
 )
 from tokenflow_gateway.relay.asking import BUSY, Asking, Request
 from tokenflow_gateway.relay.attempts import Attempts, retry_reason
+from tokenflow_gateway.relay.background import end_of, response_ended
 from tokenflow_gateway.relay.delivery import Delivery
-from tokenflow_gateway.relay.dialects import Dialect, Meter
+from tokenflow_gateway.relay.dialects import Dialect, Document, Meter
 from tokenflow_gateway.relay.entry import Entered, Entry
 from tokenflow_gateway.relay.errors import ClientTooSlow, NotRelayed, RelayError, ShuttingDown
 from tokenflow_gateway.relay.exchange import Exchange
@@ -84,10 +86,13 @@ class Generations:
     roster: Roster
     entry: Entry
 
-    async def serve(self, request: Request, parsed: Body, fields: RequestFields) -> None:
+    async def serve(
+        self, request: Request, parsed: Body, fields: RequestFields, keeper: Engine | None
+    ) -> None:
         """One request's life, on one engine or, while none has done anything for it, on another.
 
-        Raises `BadRequest`, or what keeps it from an engine; other failures reach the client here.
+        `keeper`: the only one that may be asked, where there is such. Raises `BadRequest`, or what keeps it
+        from an engine; other failures reach the client here.
         """
         exchange, dialect = request.exchange, request.dialect
         reader = read_reader(exchange.headers, dialect.user(parsed), user_header=self.settings.user_header)
@@ -109,7 +114,8 @@ class Generations:
             paced=read_delivery(exchange.headers) == "paced",
             keep_alive=read_keep_alive(exchange.headers, self.settings.keep_alive),
         )
-        with await self.entry.entered(request, parsed, fields, granted) as entered:
+        among = granted.engines if keeper is None else frozenset({keeper.name})
+        with await self.entry.entered(request, parsed, fields, granted, among=among) as entered:
             engine: Engine | None = entered.attempts.first
             while engine is not None:
                 engine = await self._attempt(asked, engine, entered)
@@ -131,7 +137,7 @@ class Generations:
         sglang = engine.kind == "sglang"
         now = time.monotonic()
         stream = Stream(
-            rid=self.names.new(dialect.rid_prefix, asked.grant.tenant),
+            rid=self.names.new(dialect.rid_prefix, asked.grant.tenant, engine.name),
             request_id=exchange.request_id,
             route=exchange.path,
             model=(fields.model or "")[:_MODEL_CHARS],
@@ -187,7 +193,7 @@ class Generations:
         except ClientGone:
             outcome.end, outcome.next = "client_gone", None
         except RelayError as error:
-            self.asking.failed(stream.engine, error)
+            self.asking.failed(asked.request, stream.engine, error)
             self.asking.note_timeout(exchange, error)
             idle = stream.generated == 0 and (stream.streaming or stream.engine.linked)
             if (reason := retry_reason(error, idle=idle)) is not None:
@@ -214,6 +220,7 @@ class Generations:
         idle_s = request.timeouts.idle_s
         rid = stream.rid if engine.kind == "sglang" else None
         own, parsed = with_priority(request.body, asked.parsed, asked.grant.engine_priority)
+        document = Document()
         body = dialect.upstream_body(own, parsed, rid=rid, stream=asked.fields.stream)
         async with self.asking.ask(request, engine, body, dialect.upstream_headers(rid)) as (guard, response):
             if response.status == BUSY:
@@ -229,7 +236,7 @@ class Generations:
                 await relay_events(head, response, guard, stream, delivery, meter, idle_s=idle_s)
                 outcome.end = "engine_error" if meter.failed else "finished"
             else:
-                await relay_document(
+                document = await relay_document(
                     request.exchange,
                     response,
                     guard,
@@ -239,6 +246,22 @@ class Generations:
                     max_bytes=self.settings.max_answer_bytes,
                 )
                 outcome.end = "finished"
+        if document.is_pending:
+            await self._outlast(request, stream, document, outcome)
+
+    async def _outlast(self, request: Request, stream: Stream, document: Document, outcome: Outcome) -> None:
+        """The engine has only begun, whatever its answer to the client: wait for the end of the response."""
+        outcome.untold = True
+        if document.response_id is None:
+            return  # it cannot be asked for
+        most = self.settings.max_answer_bytes
+        document = await response_ended(
+            self.asking, request, stream.engine, document.response_id, max_bytes=most
+        )
+        note_document(stream, document)
+        stream.answered = True
+        outcome.untold = document.usage is None
+        outcome.end = end_of(document)
 
     async def _last_words(
         self, exchange: Exchange, dialect: Dialect, delivery: Delivery, meter: Meter, error: RelayError

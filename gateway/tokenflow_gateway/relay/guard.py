@@ -62,12 +62,15 @@ class RequestGuard:
         self._late: type[EngineTimeout] = FirstByteTimeout
         self._interrupt: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._fires_at = math.inf
 
     def expect(self, within_s: float, late: type[EngineTimeout]) -> None:
         """The engine has `within_s` seconds from now, and `late` is what it is otherwise."""
         self._late = late
         self._within_s = within_s
-        self.resume(self._loop.time() + within_s)
+        self._deadline = deadline = self._loop.time() + within_s
+        if self._fires_at > deadline:
+            self._arm()
 
     def hold(self) -> float:
         """It is not the engine that is waited for now. Returns the deadline it had, for `resume`."""
@@ -77,7 +80,7 @@ class RequestGuard:
     def resume(self, deadline: float) -> None:
         """The engine is waited for again, and what has come from it was no progress."""
         self._deadline = deadline
-        if self._timer is None or self._timer.when() > deadline:
+        if self._fires_at > deadline:
             self._arm()
 
     async def __aenter__(self) -> RequestGuard:
@@ -123,10 +126,11 @@ class RequestGuard:
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._next, self._fire)
+        self._fires_at = self._next
+        self._timer = self._loop.call_at(self._fires_at, self._fire)
 
     def _fire(self) -> None:
-        self._timer = None
+        self._timer, self._fires_at = None, math.inf
         now = self._loop.time()
         if self._total.until <= now:
             self._stop(self._total.expired())

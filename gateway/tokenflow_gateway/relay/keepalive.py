@@ -22,6 +22,7 @@ __all__ = ["KeepAlive", "read_keep_alive"]
 _log = structlog.stdlib.get_logger("tokenflow.relay")
 
 _COMMENT = b": ping\n\n"
+_NOTHING: contextlib.nullcontext[None] = contextlib.nullcontext()
 
 
 def read_keep_alive(headers: Iterable[tuple[bytes, bytes]], settings: KeepAliveSettings) -> KeepAliveSettings:
@@ -65,7 +66,7 @@ class KeepAlive:
     ) -> KeepAlive | contextlib.nullcontext[None]:
         """As the settings say; nothing for an answer that is no stream."""
         if settings.form == "none" or not stream.streaming:
-            return contextlib.nullcontext()
+            return _NOTHING
         data = dialect.keep_alive(stream) if settings.form == "chunk" else None
         return cls(head, delivery, meter, data or _COMMENT, every_s=settings.every_s)
 

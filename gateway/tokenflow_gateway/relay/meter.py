@@ -92,6 +92,7 @@ class StreamMeter:
     ) -> None:
         self._track = reader
         self._reader = SSEReader(max_event_bytes=max_event_bytes)
+        self._between_events = False
         self._keep_usage = keep_usage
         self._cut_usage = cut_usage
         self._exact: bool | None = None  # each chunk with content carries its usage; None before the first
@@ -134,7 +135,7 @@ class StreamMeter:
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the engine; returns those for the client now. Raises `sse.SSEError`."""
         shape = self._shape
-        if shape is not None and self._reader.between_events and not self.done and not self.aborted:
+        if shape is not None and self._between_events and not self.done and not self.aborted:
             said = shape.read(data)
             if said is not None:
                 return self._text(shape, data, *said)
@@ -142,13 +143,16 @@ class StreamMeter:
             if self._misfits == _MOST_MISFITS:
                 self._shape = None
         events = self._reader.feed(data)
+        self._between_events = self._reader.between_events
         if len(events) == 1 and not self.done and not self.aborted:
             return self._one(events[0]) or b""
         return b"".join(self._kept(events))
 
     def pieces(self, data: bytes) -> list[Piece]:
         """The same, event by event, each with the tokens that the client has with it."""
-        return [Piece(raw, self.tokens, self.readable) for raw in self._kept(self._reader.feed(data))]
+        events = self._reader.feed(data)
+        self._between_events = self._reader.between_events
+        return [Piece(raw, self.tokens, self.readable) for raw in self._kept(events)]
 
     def end(self) -> bytes:
         """The engine's stream is over; returns what was still held back, if it is whole."""
@@ -167,8 +171,11 @@ class StreamMeter:
         if is_done(event):
             self.done = True
             return DONE
-        event = event.plain()
-        data = event.data
+        if event.is_plain:
+            data = event.raw[6:-2]
+        else:
+            event = event.plain()
+            data = event.data
         if not data.strip():
             return None
         self.events += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import structlog
@@ -23,7 +24,9 @@ from tokenflow_gateway.relay.stream import End, Stream
 
 __all__ = ["Outcome", "log_end"]
 
-_log = structlog.stdlib.get_logger("tokenflow.relay")
+_LOG_NAME = "tokenflow.relay"
+_log = structlog.stdlib.get_logger(_LOG_NAME)
+_levels = logging.getLogger(_LOG_NAME)
 
 
 @dataclass(slots=True)
@@ -33,6 +36,8 @@ class Outcome:
     end: End = "failed"
     error: RelayError | None = None
     next: Engine | None = None
+    untold: bool = False
+    """The engine has worked on it out of sight, and has not said how much."""
 
     def failed(self, error: RelayError) -> None:
         self.end, self.error, self.next = _end_of(error), error, None
@@ -55,9 +60,15 @@ def _end_of(error: RelayError) -> End:
     return next((end for kind, end in _ENDS if isinstance(error, kind)), "engine_error")
 
 
+_IN_ORDER = frozenset({"finished", "refused", "client_gone"})
+
+
 def log_end(stream: Stream, outcome: Outcome) -> None:
-    log = _log.info if outcome.end in {"finished", "refused", "client_gone"} else _log.warning
-    log(
+    level = logging.INFO if outcome.end in _IN_ORDER else logging.WARNING
+    if not _levels.isEnabledFor(level):  # before anything is put together for it
+        return
+    _log.log(
+        level,
         "stream ended",
         rid=stream.rid,
         request_id=stream.request_id,

@@ -35,13 +35,7 @@ from tokenflow_gateway.relay.exchange import Exchange
 from tokenflow_gateway.relay.generation import LAST_WORDS_S, Generations
 from tokenflow_gateway.relay.guard import ClientGone, RequestGuard, TotalTime
 from tokenflow_gateway.relay.outcome import Outcome
-from tokenflow_gateway.relay.request import (
-    Body,
-    RequestFields,
-    parse_object,
-    with_priority,
-    without_priority,
-)
+from tokenflow_gateway.relay.request import parse_object, without_priority
 from tokenflow_gateway.relay.request_names import RequestNames
 from tokenflow_gateway.relay.routes import check_route, response_of, route_of
 from tokenflow_gateway.relay.timeouts import TimeoutTable
@@ -112,69 +106,59 @@ class Relay:
 
         Raises `Unauthorized` or `Forbidden`.
         """
-        principal = self.access.client(exchange.headers)
+        principal = self.access.client(exchange.headers, query=exchange.scope["query_string"])
         exchange.headers = self.access.passed_on(exchange.headers, principal, peer=exchange.peer)
         return principal
 
     async def _read(self, exchange: Exchange, dialect: Dialect, principal: Principal) -> Request:
         """The whole request. Raises `ClientGone` or a `RelayError`."""
-        timeouts = self.timeouts.of(route_of(exchange.path), principal.name)
+        route = route_of(exchange.path)
+        timeouts, usual = self.timeouts.of(route, principal.name), self.timeouts.of(route, "")
         total = TotalTime(timeouts.total_s, arrived=asyncio.get_running_loop().time())
         body_s = timeouts.body_s if timeouts.total_s is None else min(timeouts.body_s, timeouts.total_s)
         body = await exchange.read_body(self.settings.max_body_bytes, within_s=body_s)
         if self.stopping():
             raise ShuttingDown()
-        return Request(exchange, dialect, body, timeouts, total, principal)
+        return Request(exchange, dialect, body, timeouts, usual, total, principal)
 
     async def _serve(self, request: Request) -> None:
         """Raises a `RelayError` that is yet to be told."""
         if request.exchange.path not in DIALECTS:
-            self._check_owner(request, response_of(request.exchange.path), param="response_id")
-            await self._pass_through(request)
+            keeper = self._keeper(request, response_of(request.exchange.path), param="response_id")
+            await self._pass_through(request, keeper)
             return
         parsed = parse_object(request.body)
         fields = request.dialect.read_fields(parsed)
-        self._check_owner(request, fields.continues, param="previous_response_id")
-        if fields.detached:
-            await self._pass_detached(request, parsed, fields)
-        else:
-            await self.generations.serve(request, parsed, fields)
+        keeper = self._keeper(request, fields.continues, param="previous_response_id")
+        await self.generations.serve(request, parsed, fields, keeper)
 
-    def _check_owner(self, request: Request, response_id: str | None, *, param: str) -> None:
-        """Raises `ResponseNotFound` for a stored response that is not known to be the tenant's."""
-        if response_id is None or not self.access.separates_tenants:
-            return
-        if not self.names.is_of(response_id, request.principal.name):
+    def _keeper(self, request: Request, response_id: str | None, *, param: str) -> Engine | None:
+        """The engine that has this stored response, where it is known: the only one to be asked.
+
+        Raises `ResponseNotFound` for a response that is not known to be the tenant's.
+        """
+        if response_id is None:
+            return None
+        principal, registry = request.principal, self.asking.registry
+        if self.access.separates_tenants and not self.names.is_of(response_id, principal.name):
             raise ResponseNotFound(param=param)
+        name = self.names.engine_of(response_id, (engine.name for engine in registry))
+        if name is None:
+            return None
+        if principal.engines is not None and name not in principal.engines:
+            raise ResponseNotFound(param=param)
+        return registry.get(name)
 
     # ---- what is not ours to read ------------------------------------------------------------------
 
-    async def _pass_through(self, request: Request) -> None:
+    async def _pass_through(self, request: Request, keeper: Engine | None) -> None:
         body = without_priority(request.body)
+        among = request.principal.engines if keeper is None else {keeper.name}
         with await self.entry.passed(request):
-            await self._pass_to_any(request, _model_of(body), lambda _engine: body or None)
-
-    async def _pass_detached(self, request: Request, parsed: Body, fields: RequestFields) -> None:
-        """One that an engine goes on with by itself, under a name of the gateway's all the same."""
-        dialect = request.dialect
-        name = self.names.new(dialect.rid_prefix, request.principal.name)
-        own, parsed = with_priority(request.body, parsed, None)
-
-        def body(engine: Engine) -> bytes:
-            rid = name if engine.kind == "sglang" else None
-            return dialect.upstream_body(own, parsed, rid=rid, stream=fields.stream)
-
-        with await self.entry.passed(request, parsed):
-            await self._pass_to_any(request, fields.model, body)
-
-    async def _pass_to_any(
-        self, request: Request, model: str | None, body: Callable[[Engine], bytes | None]
-    ) -> None:
-        """`body`: what an engine is sent."""
-        attempts = self.asking.attempts(model, among=request.principal.engines)
-        engine: Engine | None = attempts.first
-        while engine is not None:
-            engine = await self._pass_to(engine, request, body(engine), attempts)
+            attempts = self.asking.attempts(_model_of(body), among=among, first=keeper)
+            engine: Engine | None = attempts.first
+            while engine is not None:
+                engine = await self._pass_to(engine, request, body or None, attempts)
 
     async def _pass_to(
         self, engine: Engine, request: Request, body: bytes | None, attempts: Attempts
@@ -188,7 +172,7 @@ class Relay:
                 if outcome.next is None:
                     await self._pass(request, response, guard)
         except RelayError as error:
-            self.asking.failed(engine, error)
+            self.asking.failed(request, engine, error)
             if (reason := retry_reason(error, idle=exchange.method in _REPEATABLE)) is not None:
                 self.asking.ask_another(exchange, engine, attempts, reason, outcome)
             if outcome.next is None:

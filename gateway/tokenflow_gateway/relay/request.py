@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, cast, get_args
 
 import msgspec
@@ -40,8 +39,6 @@ class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
     """The client asked for the usage chunk itself, so it is not removed."""
     wants_usage_in_chunks: bool = True
     """The same of the usage in each chunk (SGLang's ``continuous_usage_stats``)."""
-    detached: bool = False
-    """The engine answers at once and generates by itself: there is nothing to follow, or to end."""
     continues: str | None = None
     """Id of the stored response that this one goes on from."""
 
@@ -49,7 +46,6 @@ class RequestFields(msgspec.Struct, frozen=True, kw_only=True):
 Body = dict[str, msgspec.Raw]
 """A request's body: its fields by name, each as the JSON it came in. What is not looked at is not decoded."""
 
-_TRUE = msgspec.Raw(b"true")
 _decode_body = msgspec.json.Decoder(Body).decode
 _READ_FIELDS = (
     "model",
@@ -58,11 +54,10 @@ _READ_FIELDS = (
     "rid",
     "user",
     "request_id",
-    "background",
     "metadata",
     "previous_response_id",
 )
-_READ_NAMES = tuple(b'"%b"' % name.encode() for name in _READ_FIELDS)
+_READ_NAMES = tuple((name, b'"%b"' % name.encode()) for name in _READ_FIELDS)
 _CHECKED_BYTES = 256 * 1024
 """Bodies up to this size are searched for fields that come twice; in others the last one counts."""
 _BYTE = re.compile(r"^(?P<what>.*) \(byte (?P<at>\d+)\)$", re.DOTALL)
@@ -71,6 +66,13 @@ _BYTE = re.compile(r"^(?P<what>.*) \(byte (?P<at>\d+)\)$", re.DOTALL)
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+
+
+_NO_OPTIONS = _StreamOptions()
+_decode_text = msgspec.json.Decoder(str | None).decode
+_decode_flag = msgspec.json.Decoder(bool | None).decode
+_decode_options = msgspec.json.Decoder(_StreamOptions | None).decode
+_decode_object = msgspec.json.Decoder(Body | None).decode
 
 
 def parse_object(body: bytes) -> Body:
@@ -107,7 +109,7 @@ def _refuse_doubles(body: bytes, parsed: Body) -> None:
     Two readers of such a body could take it differently. Such a name stands outside the values that count
     more than once: as a field, or in the value of a field that came again.
     """
-    for field, name in zip(_READ_FIELDS, _READ_NAMES, strict=True):
+    for field, name in _READ_NAMES:
         named = body.count(name)
         if named > 1 and named - sum(bytes(value).count(name) for value in parsed.values()) > 1:
             raise BadRequest(f"`{field}` is there more than once", param=field)
@@ -115,8 +117,7 @@ def _refuse_doubles(body: bytes, parsed: Body) -> None:
 
 def read_fields(parsed: Body) -> RequestFields:
     """The deciding fields of a chat or completion. Raises `BadRequest` for a wrong type."""
-    options = _field(parsed, "stream_options", _StreamOptions | None, "`stream_options` must be an object")
-    options = options or _StreamOptions()
+    options = _field(parsed, "stream_options", _decode_options, "an object") or _NO_OPTIONS
     return RequestFields(
         model=read_text(parsed, "model"),
         stream=read_flag(parsed, "stream"),
@@ -132,13 +133,13 @@ def read_plain_fields(parsed: Body) -> RequestFields:
 
 def read_text(parsed: Body, name: str) -> str | None:
     """A field that is a string, or else null or missing. Raises `BadRequest`."""
-    text: str | None = _field(parsed, name, str | None, f"`{name}` must be a string")
+    text: str | None = _field(parsed, name, _decode_text, "a string")
     return text
 
 
 def read_flag(parsed: Body, name: str) -> bool:
     """A field that is true, or else false, null or missing. Raises `BadRequest`."""
-    return bool(_field(parsed, name, bool | None, f"`{name}` must be true or false"))
+    return bool(_field(parsed, name, _decode_flag, "true or false"))
 
 
 def read_object(raw: msgspec.Raw | None) -> Body | None:
@@ -151,25 +152,20 @@ def read_object(raw: msgspec.Raw | None) -> Body | None:
         return None
 
 
-@cache
-def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
-    """One for each of the few types of `_field`: to make one takes longer than what it does."""
-    return msgspec.json.Decoder(kind)
-
-
-def _field(parsed: Body, name: str, kind: Any, message: str) -> Any:
-    """One field decoded; None where it is missing or null."""
+def _field(parsed: Body, name: str, decode: Callable[[msgspec.Raw], Any], kind: str) -> Any:
+    """One field decoded; None where it is missing or null. `kind`: in words, what it must be."""
     raw = parsed.get(name)
     if raw is None:
         return None
     try:
-        return _decoder(kind).decode(raw)
+        return decode(raw)
     except msgspec.ValidationError as error:
         _, inside, path = str(error).partition(" - at `$.")
         where = f"{name}.{path.rstrip('`')}" if inside else name
-        raise BadRequest(f"{message}: {str(error).partition(' - at ')[0]}", param=where) from error
+        what = str(error).partition(" - at ")[0]
+        raise BadRequest(f"`{name}` must be {kind}: {what}", param=where) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise BadRequest(message, param=name) from error
+        raise BadRequest(f"`{name}` must be {kind}", param=name) from error
 
 
 class ReaderFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,16 +260,16 @@ def upstream_body(parsed: Body, *, rid: str | None, stream: bool) -> bytes:
     A `rid` of the client's is replaced: names of running requests are the gateway's to give. All other fields
     leave as they came.
     """
-    sent = dict(parsed)
+    sent: dict[str, Any] = dict(parsed)
     sent.pop("rid", None)
     if rid is not None:
-        sent["rid"] = msgspec.Raw(msgspec.json.encode(rid))
+        sent["rid"] = rid
     if stream:
-        options = _field(parsed, "stream_options", Body | None, "`stream_options` must be an object") or {}
-        options["include_usage"] = _TRUE
+        options = _field(parsed, "stream_options", _decode_object, "an object") or {}
+        options["include_usage"] = True
         if rid is not None:
-            options["continuous_usage_stats"] = _TRUE
-        sent["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
+            options["continuous_usage_stats"] = True
+        sent["stream_options"] = options
     return msgspec.json.encode(sent)
 
 

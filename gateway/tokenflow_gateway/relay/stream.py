@@ -137,7 +137,12 @@ class Stream:
     @property
     def generated(self) -> int:
         """The best count of generated tokens there is."""
-        return max(self.counted or 0, self.usage_tokens or 0, self.received)
+        most = self.received
+        if self.counted is not None and self.counted > most:
+            most = self.counted
+        if self.usage_tokens is not None and self.usage_tokens > most:
+            most = self.usage_tokens
+        return most
 
     @property
     def ttft_s(self) -> float | None:
@@ -201,7 +206,10 @@ class StreamTable:
     def add(self, stream: Stream) -> None:
         assert stream.rid not in self._streams
         self._streams[stream.rid] = stream
-        stream.engine.streams.add(stream.rid)
+        engine = stream.engine
+        engine.streams.add(stream.rid)
+        if not engine.linked:
+            engine.load.opened()
 
     def get(self, rid: str) -> Stream | None:
         return self._streams.get(rid)
@@ -211,6 +219,7 @@ class StreamTable:
         stream = self._streams.pop(rid, None)
         if stream is not None:
             stream.engine.streams.discard(rid)
+            stream.engine.answered.discard(rid)
         return stream
 
     def delivers(self, stream: Stream) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from types import TracebackType
 from urllib.parse import urlsplit
 
@@ -199,9 +200,14 @@ class Upstream:
                 pass
 
 
+@lru_cache(maxsize=128)
+def _is_forwarded(name: bytes) -> bool:
+    return name not in _NOT_FORWARDED and not name.startswith(_NOT_FORWARDED_PREFIXES)
+
+
 def _hop_by_hop(headers: Iterable[Header]) -> frozenset[bytes]:
-    """Those that are not forwarded, and with them what the client's `Connection` names (RFC 9110, 7.6.1)."""
-    names = _NOT_FORWARDED
+    """What the client's `Connection` names is not forwarded either (RFC 9110, 7.6.1)."""
+    names: frozenset[bytes] = frozenset()
     for name, value in headers:
         if name == b"connection" and value not in _USUAL_CONNECTIONS:
             names |= {option.strip() for option in value.lower().split(b",")}
@@ -222,8 +228,8 @@ def _request_head(
     hop_by_hop = _hop_by_hop(headers)
     for name, value in headers:
         if (
-            name not in hop_by_hop
-            and not name.startswith(_NOT_FORWARDED_PREFIXES)
+            _is_forwarded(name)
+            and name not in hop_by_hop
             and (target.forwards_credentials or name not in CREDENTIALS)
         ):
             lines += (name, b": ", value, b"\r\n")

@@ -24,6 +24,11 @@ class RedisSettings(BaseModel):
     By default of the link's secret, which has to be the same in all of them then.
     """
     max_connections: int = Field(default=32, ge=2, le=1000)
+    gateways: int = Field(default=1, ge=1, le=1000)
+    """How many share it, at least: while it is away each takes one of so many parts of every limit.
+
+    Of more, where more have been seen there; but one that starts without Redis has seen none.
+    """
 
     @field_validator("url")
     @classmethod

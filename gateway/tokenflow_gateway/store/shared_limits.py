@@ -3,14 +3,20 @@
 Without Redis each replica goes on with its share of every limit, by what it has let through itself, and when
 Redis is back it tells what it did meanwhile; if Redis has forgotten (it was restarted empty), what it did in
 the last minute. So the sum is never more than what is allowed, but for a minute after Redis has gone, when
-one replica may already have used more than its share.
+one replica may already have used more than its share, and where Redis is gone for some of them only: their
+shares then come on top of what the others have by Redis.
+
+What is spent of a budget Redis knows by process, and a process tells its own figure, never a difference. So
+whoever has a record of usage can tell what all processes in it have spent, those that are no more included,
+to a Redis that does not know: it does not matter how many do.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
@@ -21,6 +27,7 @@ from redis.asyncio import Redis
 
 from tokenflow_gateway.store.redis import LEASE_S, FleetStore, StoreDown
 from tokenflow_gateway.store.scripts import AT_ONCE, Call, ScriptQueue, send_calls
+from tokenflow_gateway.tenants.budgets import Spent
 from tokenflow_gateway.tenants.limits import (
     Lease,
     LimitKind,
@@ -29,7 +36,6 @@ from tokenflow_gateway.tenants.limits import (
     Subject,
     Verdict,
     period_of,
-    share_of,
     tightest,
 )
 from tokenflow_gateway.tenants.window import SLOT_S, SLOTS, slot_of
@@ -49,8 +55,8 @@ class _Taken:
     """A request of this replica, until it has ended and counts no more."""
 
     lease: Lease
-    tokens: int
-    """What it has used, or is thought to use."""
+    change: int = 0
+    """What it has used beyond what was taken, once it has ended."""
     open: bool = True
     shared: bool = True
     """Redis knows of its beginning."""
@@ -61,9 +67,23 @@ class _Taken:
 class SharedLimits:
     """A `LimitStore` over Redis. `run` until cancelled."""
 
-    def __init__(self, store: FleetStore, local: LocalLimits) -> None:
+    def __init__(
+        self,
+        store: FleetStore,
+        local: LocalLimits,
+        *,
+        recorded: Callable[[], Awaitable[Sequence[Spent]]],
+        processes: int = 1,
+    ) -> None:
+        """`recorded`: what is spent of budgets, by the record of usage; asked for where Redis may not know.
+
+        `processes`: so many share the Redis at least, whether or not they have been seen there.
+        """
         self._store = store
         self._local = local
+        self._read_record = recorded
+        self._recorded: Sequence[Spent] = ()
+        self._processes = processes
         self._calls = ScriptQueue(store, _SCRIPT)
         self._taken: dict[str, _Taken] = {}
         store.on_return.append(self._reconcile)
@@ -89,10 +109,17 @@ class SharedLimits:
         if taken is None or not taken.open:
             return
         taken.open = False
-        taken.tokens = lease.tokens if tokens is None else tokens
+        taken.change = 0 if tokens is None else tokens - lease.tokens
         if taken.shared:
             told = self._calls.post(*self._settle_call(taken))
             told.add_done_callback(partial(_note_settled, taken))
+
+    async def remember(self, recorded: Sequence[Spent]) -> None:
+        """What is on record counts as spent: in Redis at once, if it is there."""
+        self._recorded = recorded
+        with contextlib.suppress(StoreDown):
+            async with self._store.asking() as client:
+                await self._send(client, self._recorded_calls())
 
     # ---- with Redis --------------------------------------------------------------------------------
 
@@ -120,7 +147,7 @@ class SharedLimits:
             )
         lease = Lease(lease_id, tuple(subjects), tokens, at / 1e6)
         self._local.record(lease)
-        self._taken[lease_id] = _Taken(lease, tokens)
+        self._taken[lease_id] = _Taken(lease)
         return Verdict(lease=lease, requests=requests, tokens=quota)
 
     def _give_back(
@@ -134,15 +161,18 @@ class SharedLimits:
             self.settle(verdict.lease, 0)
 
     def _keys(self, subjects: Sequence[Subject], at: float) -> list[str]:
-        return [
-            self._store.key("limits", subject.name, what)
-            for subject in subjects
-            for what in ("requests", "tokens", "open", f"budget:{_period(subject, at)}")
-        ]
+        keys = []
+        for subject in subjects:
+            keys += [self._store.key("limits", subject.name, what) for what in ("requests", "tokens", "open")]
+            keys.append(self._budget_key(subject.name, _period(subject, at)))
+        return keys
+
+    def _budget_key(self, name: str, period: str) -> str:
+        return self._store.key("limits", name, f"spent:{period}")
 
     def _take_call(self, subjects: Sequence[Subject], lease_id: str, tokens: int) -> Call:
         now = self._store.now
-        args: list[str | int | float] = ["take", lease_id, tokens, LEASE_S]
+        args: list[str | int | float] = ["take", lease_id, tokens, LEASE_S, self._store.member]
         for subject in subjects:
             limits = subject.limits
             wanted = (
@@ -151,31 +181,37 @@ class SharedLimits:
                 limits.concurrent_streams,
                 limits.budget_tokens,
             )
-            args += [-1 if limit is None else limit for limit in wanted]
+            args += [_number(limit) for limit in wanted]
             args.append(period_of(limits.budget_period, now)[1])
         epoch = self._store.key("epoch")
         return [*self._keys(subjects, now), epoch], [*args, self._store.epoch]
 
     def _settle_call(self, taken: _Taken) -> Call:
-        lease = taken.lease
-        change = taken.tokens - lease.tokens
-        return self._keys(lease.subjects, lease.at), ["settle", lease.id, change, slot_of(lease.at)]
+        lease, process = taken.lease, self._store.member
+        args: list[str | int | float] = ["settle", lease.id, taken.change, slot_of(lease.at), process]
+        args += [_number(subject.limits.tokens_per_minute) for subject in lease.subjects]
+        return self._keys(lease.subjects, lease.at), args
 
     async def _renew(self) -> None:
         """Keep the open requests of this replica from counting as those of a dead one."""
         self._forget()
+        async with self._store.asking() as client:
+            await self._hold(client, those_known=True)
+
+    async def _hold(self, client: Redis, *, those_known: bool) -> None:
+        """Renew the leases of open requests; `those_known`: not of those that may just have ended there."""
         until = self._store.now + LEASE_S
         leases: dict[str, dict[str, float]] = {}
         for taken in self._taken.values():
-            if taken.open:
+            if taken.open and taken.shared:
                 for subject in taken.lease.subjects:
                     leases.setdefault(subject.name, {})[taken.lease.id] = until
         if not leases:
             return
-        async with self._store.asking() as client, client.pipeline(transaction=False) as pipe:
+        async with client.pipeline(transaction=False) as pipe:
             for name, those in leases.items():
                 key = self._store.key("limits", name, "open")
-                pipe.zadd(key, those, xx=True)
+                pipe.zadd(key, those, xx=those_known)
                 pipe.expire(key, _OPEN_KEPT_S)
             await pipe.execute()
 
@@ -191,59 +227,83 @@ class SharedLimits:
     # ---- without Redis -----------------------------------------------------------------------------
 
     def _alone(self, subjects: Sequence[Subject], lease_id: str, tokens: int) -> Verdict:
-        shares = [Subject(name, share_of(limits, self._store.replicas)) for name, limits in subjects]
-        verdict = self._local.take_now(shares, lease_id=lease_id, tokens=tokens)
+        processes = max(self._processes, self._store.replicas)
+        verdict = self._local.take_now(subjects, lease_id=lease_id, tokens=tokens, processes=processes)
         if verdict.lease is None:
             return verdict
-        lease = verdict.lease._replace(subjects=tuple(subjects))
-        self._taken[lease_id] = _Taken(lease, tokens, shared=False)
+        lease = verdict.lease._replace(at=self._store.now)
+        self._taken[lease_id] = _Taken(lease, shared=False)
         return replace(verdict, lease=lease)
 
     async def _reconcile(self, forgotten: bool) -> None:
         """Tell a Redis that is back what it does not know. What comes meanwhile is told, too."""
         self._forget()
-        counted: set[str] = set()
-        restored = 0
+        if forgotten or not self._store.epoch:
+            self._recorded = await self._read_record()
         async with self._store.reaching(_RECONCILE_S) as client:
             if forgotten:
                 for taken in self._taken.values():
-                    taken.shared = False
-                counted = set(self._taken)
-                calls = [self._spend_call(*spending) for spending in self._local.spendings()]
-                await send_calls(client, self._calls.script, calls)
-            while (unknown := self._unknown()) or (ended := self._unsettled()):
-                if unknown:
-                    await self._restore(client, unknown, counted)
+                    taken.shared = taken.settled = False
+            else:
+                await self._hold(client, those_known=False)
+            await self._send(client, self._recorded_calls())
+            restored, told = 0, dict[tuple[str, str], int]()
+            while True:
+                if unknown := self._unknown():
+                    await self._send(client, [self._restore_call(taken) for taken in unknown])
+                    for taken in unknown:
+                        taken.shared = True
                     restored += len(unknown)
-                else:
-                    await send_calls(client, self._calls.script, [self._settle_call(t) for t in ended])
+                elif ended := self._unsettled():
+                    await self._send(client, [self._settle_call(taken) for taken in ended])
                     for taken in ended:
                         taken.settled = True
+                elif (spent := self._spent()) != told:
+                    await self._send(client, [self._spent_call(*at, tokens) for at, tokens in spent.items()])
+                    told = spent
+                else:
+                    break
         if restored:
             _log.info("redis was told of requests that it did not know", requests=restored)
 
+    async def _send(self, client: Redis, calls: list[Call]) -> None:
+        for at in range(0, len(calls), AT_ONCE):
+            await send_calls(client, self._calls.script, calls[at : at + AT_ONCE])
+
     def _unknown(self) -> list[_Taken]:
-        return [taken for taken in self._taken.values() if not taken.shared][:AT_ONCE]
+        return [taken for taken in self._taken.values() if not taken.shared]
 
     def _unsettled(self) -> list[_Taken]:
-        return [taken for taken in self._taken.values() if not taken.open and not taken.settled][:AT_ONCE]
+        return [taken for taken in self._taken.values() if not taken.open and not taken.settled]
 
-    async def _restore(self, client: Redis, some: list[_Taken], counted: set[str]) -> None:
-        """`counted`: leases whose tokens are in the budgets already."""
-        told = [(taken, taken.open) for taken in some]
-        calls = [self._restore_call(taken, budget=taken.lease.id not in counted) for taken in some]
-        await send_calls(client, self._calls.script, calls)
-        for taken, was_open in told:
-            taken.shared = True
-            taken.settled = not was_open
+    def _restore_call(self, taken: _Taken) -> Call:
+        lease = taken.lease
+        args: list[str | int | float] = ["restore", lease.id, lease.tokens, slot_of(lease.at), LEASE_S]
+        return self._keys(lease.subjects, lease.at), args
 
-    def _restore_call(self, taken: _Taken, *, budget: bool) -> Call:
-        lease, lease_s = taken.lease, LEASE_S if taken.open else 0
-        args: list[str | int | float] = ["restore", lease.id, taken.tokens, slot_of(lease.at), lease_s]
-        return self._keys(lease.subjects, lease.at), [*args, int(budget)]
+    def _spent(self) -> dict[tuple[str, str], int]:
+        """By this process, of all budgets."""
+        spent = self._local.spendings()
+        for record in self._recorded:
+            at = record.subject, record.period
+            if record.process == self._store.member and at in spent:
+                spent[at] = max(spent[at], record.tokens)
+        return spent
 
-    def _spend_call(self, name: str, period: str, tokens: int) -> Call:
-        return [self._store.key("limits", name, f"budget:{period}")], ["spend", tokens]
+    def _spent_call(self, name: str, period: str, tokens: int) -> Call:
+        return [self._budget_key(name, period)], ["spent", self._store.member, tokens]
+
+    def _recorded_calls(self) -> list[Call]:
+        figures: dict[str, list[str | int | float]] = {}
+        for record in self._recorded:
+            key = self._budget_key(record.subject, record.period)
+            figures.setdefault(key, ["recorded"]).extend((record.process, record.tokens))
+        return [([key], args) for key, args in figures.items()]
+
+
+def _number(limit: int | None) -> int:
+    """A limit as the script has it."""
+    return -1 if limit is None else limit
 
 
 def _note_settled(taken: _Taken, told: asyncio.Future[Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -18,8 +18,12 @@ class StoreError(Exception):
     """A database cannot be used; the message says which and why."""
 
 
-def make_database(path: Path, *, schema: str, version: int) -> None:
+def make_database(
+    path: Path, *, schema: str, version: int, upgrades: Mapping[int, str] | None = None
+) -> None:
     """Create the database, or check that it is one of this `version`. Raises `StoreError`.
+
+    `upgrades`: the statement that makes the next version of each earlier one that can be kept.
 
     The directory is made with mode 0700 and the file with 0600, before anything is in it; what SQLite puts
     beside a file has the mode of the file.
@@ -38,9 +42,13 @@ def make_database(path: Path, *, schema: str, version: int) -> None:
         if found == 0:
             for statement in filter(str.strip, schema.split(";")):
                 connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {version}")
+            found = version
+        while upgrade := (upgrades or {}).get(found):
+            connection.execute(upgrade)
+            found += 1
+        connection.execute(f"PRAGMA user_version = {found}")
         connection.execute("COMMIT")
-        if found not in {0, version}:
+        if found != version:
             raise StoreError(f"{path} is of another version of tokenflow ({found}, not {version})")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from itertools import chain
@@ -20,7 +21,7 @@ USAGE_FILE: Final = "usage.sqlite3"
 
 
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What one stream has used. The table has a column for each field."""
+    """What one stream has used. The table has a column for each field, and one for who wrote it."""
 
     rid: str
     request_id: str
@@ -55,7 +56,7 @@ class ReadOn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _FIELDS = UsageRecord.__struct_fields__
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE streams (
     rid TEXT PRIMARY KEY,
@@ -76,13 +77,16 @@ CREATE TABLE streams (
     stalls INTEGER NOT NULL,
     stall_s REAL NOT NULL,
     ttft_s REAL,
-    duration_s REAL NOT NULL
+    duration_s REAL NOT NULL,
+    writer TEXT NOT NULL
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX by_time ON streams (at);
 CREATE INDEX by_tenant ON streams (tenant, at)
 """
-_INSERT = f"INSERT OR REPLACE INTO streams ({', '.join(_FIELDS)}) VALUES "  # noqa: S608
-_ROW = f"({', '.join('?' * len(_FIELDS))})"
+_UPGRADES = {1: f"ALTER TABLE streams ADD COLUMN writer TEXT NOT NULL DEFAULT 'before-{uuid.uuid4().hex}'"}
+"""The default, which is another one in each file, names those who wrote it before."""
+_INSERT = f"INSERT OR REPLACE INTO streams ({', '.join(_FIELDS)}, writer) VALUES "  # noqa: S608
+_ROW = f"({', '.join('?' * len(_FIELDS))}, ?)"
 _ROWS = 100
 """In one statement: a thread that writes takes turns with the rest of the process at each."""
 _READ_ON = "UPDATE streams SET consumed = max(consumed, ?) WHERE rid = ?"
@@ -117,10 +121,11 @@ TOTALS: Final[Mapping[str, str]] = {
 class UsageStore:
     """Writes and reads records. Blocks for as long as the disk, or another writer, takes."""
 
-    def __init__(self, path: Path) -> None:
-        """Creates the file where there is none. Raises `StoreError`."""
-        make_database(path, schema=_SCHEMA, version=_VERSION)
+    def __init__(self, path: Path, *, writer: str = "") -> None:
+        """Creates the file where there is none. `writer`: the name of this process. Raises `StoreError`."""
+        make_database(path, schema=_SCHEMA, version=_VERSION, upgrades=_UPGRADES)
         self._path = path
+        self._writer = writer
         self._connection = open_database(path)
 
     def close(self) -> None:
@@ -131,7 +136,7 @@ class UsageStore:
         records, read_on = [], []
         for entry in entries:
             if isinstance(entry, UsageRecord):
-                records.append(msgspec.structs.astuple(entry))
+                records.append((*msgspec.structs.astuple(entry), self._writer))
             else:
                 read_on.append((entry.consumed, entry.rid))
         with explained(self._path):
@@ -152,15 +157,19 @@ class UsageStore:
         with explained(self._path):
             return self._connection.execute("DELETE FROM streams WHERE at < ?", (at,)).rowcount
 
-    def spent(self, *, since: float, tenant: str | None = None, key_id: str | None = None) -> int:
-        """Prompt and output tokens of a tenant or a key, of streams that began at `since` or later."""
+    def spent(self, *, since: float, tenant: str | None = None, key_id: str | None = None) -> dict[str, int]:
+        """Prompt and output tokens of a tenant or a key, by the process that wrote them.
+
+        Of streams that began at `since` or later.
+        """
         where, values = _where(since=since, tenant=tenant, key_id=key_id)
         with explained(self._path):
-            (tokens,) = self._connection.execute(
-                f"SELECT coalesce(sum(prompt + generated), 0) FROM streams WHERE {where}",  # noqa: S608
-                values,
-            ).fetchone()
-        return int(tokens)
+            return dict(
+                self._connection.execute(
+                    f"SELECT writer, sum(prompt + generated) FROM streams WHERE {where} GROUP BY writer",  # noqa: S608
+                    values,
+                ).fetchall()
+            )
 
 
 def summed(

@@ -12,7 +12,7 @@ from tokenflow_gateway.config import Settings, is_loopback
 from tokenflow_gateway.relay.errors import Forbidden, Unauthorized
 from tokenflow_gateway.relay.upstream import CREDENTIALS
 from tokenflow_gateway.tenants.keyring import Keyring
-from tokenflow_gateway.tenants.keys import KeyRecord, parse_key
+from tokenflow_gateway.tenants.keys import KEY_PREFIX, KeyRecord, parse_key
 from tokenflow_gateway.tenants.model import KeyKind, Principal
 from tokenflow_gateway.tenants.roster import Roster
 from tokenflow_gateway.tenants.settings import names_tenants
@@ -25,6 +25,10 @@ IDENTITY_PREFIX: Final = b"x-openwebui-user-"
 """Headers in which Open WebUI says whom it asks for."""
 _KEY_INSIDE: Final = re.compile(rb"tf-[a-z0-9]{12}-[A-Za-z0-9]{43}")
 _HOW: Final = "send it as `Authorization: Bearer tf-...` or `x-api-key: tf-...`"
+_NO_KEYS: Final = (
+    "this gateway knows no API keys, this one neither: make one with `tokenflow keys create` for its "
+    "state_dir, or send none where none is needed"
+)
 _NEEDED: Final = (
     f"this gateway needs an API key: {_HOW}. Whoever runs it makes one with `tokenflow keys create`"
 )
@@ -55,8 +59,10 @@ class Access:
         """Whether there may be several, each of which is to see its own alone."""
         return self._names_tenants or self._keyring.in_use
 
-    def client(self, headers: Headers) -> Principal:
+    def client(self, headers: Headers, *, query: bytes = b"") -> Principal:
         """Who wants something of an engine. Raises `Unauthorized` or `Forbidden`."""
+        if query and _KEY_INSIDE.search(query):
+            raise Unauthorized(f"an API key has no place in a URL, which ends in logs: {_HOW}")
         record = self._record(headers)
         if record is None:
             if self.allows_anonymous:
@@ -64,7 +70,7 @@ class Access:
             raise Unauthorized(_NEEDED)
         if record.kind != "client":
             raise Forbidden(f"this is a key of kind {record.kind!r}: for text, use one of kind 'client'")
-        return self.roster.holder(record)
+        return self.roster.holder(record, origin=self._keyring.origin(record.id))
 
     def admin(self, headers: Headers) -> None:
         """Lets in who may see and change the gateway itself. Raises `Unauthorized` or `Forbidden`."""
@@ -100,15 +106,17 @@ class Access:
         return any(address in network for network in self._proxies)
 
     def _record(self, headers: Headers) -> KeyRecord | None:
-        """The record of the request's key; None for none, where that may do. Raises `Unauthorized`."""
-        given = {token for token in _tokens(headers) if parse_key(token) is not None}
+        """The record of the request's key; None for none. Raises `Unauthorized` for one that is not valid."""
+        given = {token for token in _tokens(headers) if token.startswith(KEY_PREFIX)}
+        if not given:
+            return None
         if len(given) > 1:
             raise Unauthorized("two different API keys came with this request: send one")
-        key = parse_key(given.pop()) if given else None
+        key = parse_key(given.pop())
         if key is None:
-            return None
-        if not self._keyring.in_use and self.allows_anonymous:
-            return None
+            raise Unauthorized(f"what came as an API key is none, or not all of one: {_HOW}")
+        if not self._keyring.in_use:
+            raise Unauthorized(_NO_KEYS)
         return self._keyring.find(key)
 
     def _operator(self, headers: Headers, kinds: tuple[KeyKind, ...]) -> None:
@@ -139,7 +147,8 @@ def without_keys(headers: list[tuple[bytes, bytes]], *, authenticated: bool) -> 
     return [
         header
         for header in headers
-        if not (authenticated and header[0] in CREDENTIALS) and not _KEY_INSIDE.search(header[1])
+        if not (authenticated and header[0] in CREDENTIALS)
+        and not (b"tf-" in header[1] and _KEY_INSIDE.search(header[1]))
     ]
 
 

@@ -1,7 +1,8 @@
 """The queue before the engines: a stream goes to one that can begin with it in time, or waits here, for free.
 
 Engines tell over the link who waits in them and how fast streams begin (`engines.load`). One without a
-plugin, or with its link down, takes everybody at once: nothing waits here, the engine queues as ever.
+plugin, or with its link down, takes everybody at once: nothing waits here, the engine queues as ever; but
+where it is configured how many it runs, not many more.
 
 Nobody goes to an engine for which somebody waits who is before it in fair order, but those of a heavier
 class; and of these too, nobody once that one has waited for half of the longest wait. So patient streams do
@@ -43,13 +44,15 @@ class Entrant(msgspec.Struct, frozen=True, kw_only=True):
 
     sla: str
     weight: float
+    """Of its class."""
     tenant: str
     tenant_weight: float
     user: str
     """Of the tenant's, where it says so."""
     cost: float
     """Tokens that it is expected to take."""
-    ttft_s: float
+    due_s: float
+    """Until its first token is due, as it counts among those of the same user."""
     wish: Wish
     pool: Hashable
     """What tells its engines from those of others: its model, and the engines that it may be sent to."""
@@ -126,7 +129,6 @@ class Admission:
             ticket.engine = self._placement.least_loaded(engines, entrant.wish, ticket.since)
             self._sent_to(ticket.engine)
             return ticket
-        may_wait = self._has_room(entrant.sla)
         ticket.waiting = waiting = Waiting(
             sla=entrant.sla,
             weight=entrant.weight,
@@ -134,15 +136,18 @@ class Admission:
             tenant_weight=entrant.tenant_weight,
             user=entrant.user,
             cost=entrant.cost,
-            deadline=ticket.since + entrant.ttft_s,
+            deadline=ticket.since + entrant.due_s,
             pool=(entrant.sla, entrant.pool),
         )
+        if self._queue.at_once(waiting, lambda _: self._choose(ticket, engines, {})):
+            assert ticket.engine is not None
+            self._sent_to(ticket.engine)
+            self._count(entrant.sla, "at_once", 0.0)
+            return ticket
+        may_wait = self._has_room(entrant.sla)
         self._tickets[waiting] = ticket
-        if self._queue.at_once(waiting, partial(self._find_engine, waited_for={})):
-            self._send_on(waiting)
-        else:
-            self._queue.push(waiting)
-            self._serve()
+        self._queue.push(waiting)
+        self._serve()
         if ticket.engine is not None:
             self._count(entrant.sla, "at_once", 0.0)
         elif not may_wait:
@@ -202,14 +207,19 @@ class Admission:
         `waited_for`: by which classes, of those earlier in fair order for whom there was none.
         """
         ticket = self._tickets[waiting]
-        entrant, now = ticket.entrant, self._clock()
+        entrant = ticket.entrant
         try:
             engines = entrant.engines()
         except (ModelNotFound, NoEngine):
             return False  # they may come back while it waits
         if not self._enabled:
-            ticket.engine = self._placement.least_loaded(engines, entrant.wish, now)
+            ticket.engine = self._placement.least_loaded(engines, entrant.wish, self._clock())
             return True
+        return self._choose(ticket, engines, waited_for)
+
+    def _choose(self, ticket: Ticket, engines: Sequence[Engine], waited_for: dict[Engine, set[str]]) -> bool:
+        """Whether one of these engines has room for it. `waited_for` as in `_find_engine`."""
+        entrant, now = ticket.entrant, self._clock()
         open_to_it = [
             engine for engine in engines if waited_for.get(engine, frozenset()) <= entrant.wish.behind
         ]

@@ -13,6 +13,8 @@ _BYTES_PER_TOKEN: Final = 4.0
 """Of JSON with a prompt in it: English text has 4 to 5, other scripts fewer; JSON itself makes up for it."""
 _PROMPTS: Final = ("messages", "prompt", "input", "system", "instructions", "tools")
 _LENGTHS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
+_ANSWERS: Final = ("n", "best_of")
+"""Answers to each prompt: those that the client gets, and those of which it gets the best."""
 _MOST: Final = 10_000_000
 _MOST_ANSWERS: Final = 128
 
@@ -34,10 +36,12 @@ _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 def estimate(parsed: dict[str, msgspec.Raw], *, assumed_output: int, most_output: int) -> Estimate:
     """`assumed_output`: of a request that names no length; `most_output`: what is taken of one that does."""
-    size = sum(memoryview(parsed[name]).nbytes for name in _PROMPTS if name in parsed)
-    lengths = [length for name in _LENGTHS if (length := _integer(parsed.get(name))) is not None]
+    size = sum([memoryview(parsed[name]).nbytes for name in _PROMPTS if name in parsed])
+    given = [_integer(parsed[name]) for name in _LENGTHS if name in parsed]
+    lengths = [length for length in given if length is not None]
     output = min(max(lengths), most_output) if lengths else assumed_output
-    answers = min(_integer(parsed.get("n")) or 1, _MOST_ANSWERS) * _prompts(parsed.get("prompt"))
+    answers = max([_integer(parsed[name]) or 1 for name in _ANSWERS if name in parsed], default=1)
+    answers = min(answers, _MOST_ANSWERS) * _prompts(parsed.get("prompt"))
     return Estimate(math.ceil(size / _BYTES_PER_TOKEN), output * answers)
 
 
@@ -52,10 +56,8 @@ def _prompts(raw: msgspec.Raw | None) -> int:
     return len(prompts) if prompts and bytes(prompts[0])[:1] in b'["' else 1
 
 
-def _integer(raw: msgspec.Raw | None) -> int | None:
+def _integer(raw: msgspec.Raw) -> int | None:
     """A count; None for what is none, of which the engine is the judge."""
-    if raw is None:
-        return None
     try:
         value = _decode_integer(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):

@@ -1,14 +1,16 @@
 """Who goes first of those who wait: fair by weight between classes, their tenants, and the tenants' users.
 
-Start-time fair queueing (Goyal, Vin and Cheng 1996) on each level, with the tokens of a request as its cost:
-while several wait, each gets a share by its weight, and one that was idle gets no credit for it. Of a
-user, or a tenant whose requests name none, the earliest deadline goes first. Pure: no clock, nothing waits.
+Start-time fair queueing (Goyal, Vin and Cheng 1996) for classes and tenants, with the tokens of a request as
+its cost: while several wait, each gets a share by its weight, and one that was idle gets no credit for it.
+Users of a tenant take turns. Of a user, or a tenant whose requests name none, the earliest deadline goes
+first. Pure: no clock, nothing waits.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -16,9 +18,13 @@ from typing import Final, TypeAlias
 __all__ = ["FairQueue", "Waiting"]
 
 _LEAST_COST: Final = 1.0
+_MOST_OF_CLASS: Final = 16_384.0
+"""What a class is charged for one request at most: a tenant's giants are to set back that tenant alone."""
+_FEW: Final = 64
+"""Idle flows that are not worth a look."""
 
-_Path: TypeAlias = list[tuple[str, float]]
-"""Flows from the top down, with the weight of each."""
+_Path: TypeAlias = list[tuple[str, float, float]]
+"""Flows from the top down, with the weight of each, and what it is charged."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -27,7 +33,7 @@ class Waiting:
 
     sla: str
     weight: float
-    """Of its class, or what the request has raised it to."""
+    """Of its class."""
     tenant: str
     tenant_weight: float = 1.0
     user: str = ""
@@ -35,7 +41,7 @@ class Waiting:
     cost: float = _LEAST_COST
     """Tokens that it is expected to take."""
     deadline: float = 0.0
-    """When its first token is due."""
+    """When its first token is due: the order of those of one user."""
     pool: Hashable = None
     """Which engines may take it: of two with the same, the later one fits nowhere that the earlier does not.
     """
@@ -43,59 +49,66 @@ class Waiting:
 
     @property
     def path(self) -> _Path:
-        return [(self.sla, self.weight), (self.tenant, self.tenant_weight), (self.user, 1.0)]
+        cost = max(self.cost, _LEAST_COST)
+        return [
+            (self.sla, self.weight, min(cost, _MOST_OF_CLASS)),
+            (self.tenant, self.tenant_weight, cost),
+        ]
 
 
 @dataclass(slots=True)
 class _Flow:
-    """A class, a tenant of one, a user of a tenant: when it is next, in virtual time, if it has someone."""
+    """A class, or a tenant of one: when it is next, in virtual time, if it has someone."""
 
     start: float = 0.0
     finish: float = 0.0
-    busy: bool = False
     weight: float = 1.0
 
 
 class _Level:
     """Flows that compete."""
 
-    __slots__ = ("flows", "now")
+    __slots__ = ("_idle", "_most_idle", "_now", "busy")
 
     def __init__(self) -> None:
-        self.flows: dict[str, _Flow] = {}
-        self.now = 0.0
+        self.busy: dict[str, _Flow] = {}
+        """Those that have someone waiting."""
+        self._idle: dict[str, _Flow] = {}  # whose last turn is not in the past
+        self._most_idle = _FEW
+        self._now = 0.0
 
     def arrive(self, name: str, weight: float) -> None:
         """It has someone waiting now."""
-        flow = self.flows.setdefault(name, _Flow())
+        flow = self.busy.get(name)
+        if flow is None:
+            flow = self.busy[name] = self._idle.pop(name) if name in self._idle else _Flow()
+            flow.start = max(self._now, flow.finish)
         flow.weight = weight
-        if not flow.busy:
-            flow.start, flow.busy = max(self.now, flow.finish), True
 
     def serve(self, name: str, cost: float, *, more: bool) -> None:
         """One of it goes; `more` wait."""
-        flow = self.flows[name]
-        self.now = max(self.now, flow.start)
-        flow.finish = flow.start + cost
-        flow.start, flow.busy = flow.finish, more
+        flow = self.busy[name]
+        self._now = max(self._now, flow.start)
+        flow.start = flow.finish = flow.start + cost
         if not more:
-            self._forget()
+            self.leave(name)
 
     def leave(self, name: str) -> None:
-        """The last of it has left without being served."""
-        self.flows[name].busy = False
-        self._forget()
+        """Nobody of it waits any more."""
+        flow = self.busy.pop(name)
+        if flow.finish > self._now:
+            self._idle[name] = flow
+        if len(self._idle) > self._most_idle:
+            self._forget()
 
     def order(self) -> list[str]:
         """Those who have someone waiting, whose turn comes first before others; of two, the heavier one."""
-        busy = [(flow.start, -flow.weight, name) for name, flow in self.flows.items() if flow.busy]
-        return [name for *_, name in sorted(busy)]
+        return [name for *_, name in sorted((f.start, -f.weight, name) for name, f in self.busy.items())]
 
     def _forget(self) -> None:
-        """An idle flow whose last turn is in the past is as good as new."""
-        for name, flow in list(self.flows.items()):
-            if not flow.busy and flow.finish <= self.now:
-                del self.flows[name]
+        """An idle flow whose last turn is in the past is as good as new. Seldom enough to cost nothing."""
+        self._idle = {name: flow for name, flow in self._idle.items() if flow.finish > self._now}
+        self._most_idle = max(_FEW, 2 * len(self._idle))
 
 
 class _Leaf:
@@ -107,11 +120,11 @@ class _Leaf:
         self._pools: dict[Hashable, list[tuple[float, int, Waiting]]] = {}
         self.count = 0
 
-    def push(self, waiting: Waiting, path: _Path, arrival: int) -> None:
+    def push(self, waiting: Waiting, arrival: int) -> None:
         heapq.heappush(self._pools.setdefault(waiting.pool, []), (waiting.deadline, arrival, waiting))
         self.count += 1
 
-    def take_out(self, waiting: Waiting, path: _Path, cost: float | None) -> None:
+    def take_out(self, waiting: Waiting) -> None:
         waiting.gone = True
         self.count -= 1
         heap = self._pools[waiting.pool]
@@ -126,6 +139,41 @@ class _Leaf:
             yield waiting
 
 
+class _Users:
+    """Those of one tenant, in the order of their turns.
+
+    Clients make their names up. So nothing is kept of one who has nobody waiting, and who comes is behind all
+    who are here: no row of new names keeps anybody waiting for ever.
+    """
+
+    __slots__ = ("_leaves", "count")
+
+    def __init__(self) -> None:
+        self._leaves: dict[str, _Leaf] = {}
+        self.count = 0
+
+    def push(self, waiting: Waiting, path: _Path, arrival: int) -> None:
+        leaf = self._leaves.get(waiting.user)
+        if leaf is None:
+            leaf = self._leaves[waiting.user] = _Leaf()
+        leaf.push(waiting, arrival)
+        self.count += 1
+
+    def take_out(self, waiting: Waiting, path: _Path, *, served: bool) -> None:
+        leaf = self._leaves[waiting.user]
+        leaf.take_out(waiting)
+        self.count -= 1
+        if served or not leaf.count:
+            del self._leaves[waiting.user]
+        if served and leaf.count:
+            self._leaves[waiting.user] = leaf  # the last from now on
+
+    def candidates(self) -> Iterator[Waiting]:
+        """In fair order."""
+        for leaf in self._leaves.values():
+            yield from leaf.candidates()
+
+
 class _Branch:
     """Flows that compete, each with those of its own below it."""
 
@@ -135,40 +183,41 @@ class _Branch:
         """`keeps`: what is below a flow stays when nobody waits there, and remembers who had a turn."""
         self._keeps = keeps
         self._level = _Level()
-        self.children: dict[str, _Branch | _Leaf] = {}
+        self.children: dict[str, _Branch | _Users] = {}
         self.count = 0
 
     def push(self, waiting: Waiting, path: _Path, arrival: int) -> None:
-        (name, weight), *rest = path
+        (name, weight, _), *rest = path
         child = self.children.get(name)
         if child is None:
-            child = self.children[name] = _Branch() if rest else _Leaf()
+            child = self.children[name] = _Branch() if rest else _Users()
         child.push(waiting, rest, arrival)
         self.count += 1
         self._level.arrive(name, weight)
 
-    def take_out(self, waiting: Waiting, path: _Path, cost: float | None) -> None:
-        """`cost`: what it is served with; None if it has left."""
-        (name, weight), *rest = path
+    def take_out(self, waiting: Waiting, path: _Path, *, served: bool) -> None:
+        (name, weight, cost), *rest = path
         child = self.children[name]
-        child.take_out(waiting, rest, cost)
+        child.take_out(waiting, rest, served=served)
         self.count -= 1
-        if cost is not None:
+        if served:
             self._level.serve(name, cost / weight, more=child.count > 0)
         elif not child.count:
             self._level.leave(name)
         if not (child.count or self._keeps):
             del self.children[name]
 
-    def pass_through(self, path: _Path, cost: float) -> None:
+    def pass_through(self, path: _Path) -> None:
         """One that comes while nobody waits here, and is served."""
-        (name, weight), *rest = path
+        (name, weight, cost), *rest = path
         self._level.arrive(name, weight)
         self._level.serve(name, cost / weight, more=False)
         if self._keeps:
-            child = self.children.setdefault(name, _Branch())
+            child = self.children.get(name)
+            if child is None:
+                child = self.children[name] = _Branch()
             assert isinstance(child, _Branch)
-            child.pass_through(rest, cost)
+            child.pass_through(rest)
 
     def candidates(self) -> Iterator[Waiting]:
         """In fair order."""
@@ -182,6 +231,7 @@ class FairQueue:
     def __init__(self) -> None:
         self._root = _Branch(keeps=True)
         self._arrivals = itertools.count()
+        self._pools: Counter[Hashable] = Counter()
 
     def __len__(self) -> int:
         return self._root.count
@@ -191,6 +241,7 @@ class FairQueue:
         return {name: child.count for name, child in self._root.children.items()}
 
     def push(self, waiting: Waiting) -> None:
+        self._pools[waiting.pool] += 1
         self._root.push(waiting, waiting.path, next(self._arrivals))
 
     def at_once(self, waiting: Waiting, fits: Callable[[Waiting], bool]) -> bool:
@@ -198,13 +249,13 @@ class FairQueue:
         if len(self) or not fits(waiting):
             return False
         waiting.gone = True
-        self._root.pass_through(waiting.path, max(waiting.cost, _LEAST_COST))
+        self._root.pass_through(waiting.path)
         return True
 
     def remove(self, waiting: Waiting) -> None:
         """It has left without being served. Harmless if it is not here any more."""
         if not waiting.gone:
-            self._root.take_out(waiting, waiting.path, None)
+            self._take_out(waiting, served=False)
 
     def take(self, fits: Callable[[Waiting], bool]) -> Waiting | None:
         """The first, in fair order, of those that fit; it is in the queue no longer.
@@ -216,7 +267,15 @@ class FairQueue:
             if waiting.pool in full:
                 continue
             if fits(waiting):
-                self._root.take_out(waiting, waiting.path, max(waiting.cost, _LEAST_COST))
+                self._take_out(waiting, served=True)
                 return waiting
             full.add(waiting.pool)
+            if len(full) == len(self._pools):
+                break
         return None
+
+    def _take_out(self, waiting: Waiting, *, served: bool) -> None:
+        self._root.take_out(waiting, waiting.path, served=served)
+        self._pools[waiting.pool] -= 1
+        if not self._pools[waiting.pool]:
+            del self._pools[waiting.pool]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -37,6 +37,7 @@ class Keyring:
         self._clock = clock
         self._sources: dict[str, dict[str, KeyRecord]] = {}
         self._records: dict[str, KeyRecord] = {}
+        self._origins: dict[str, str] = {}
         self.in_use = False
         """There is a key, or was one: it does not end with the last key's revocation."""
         self.replace(records)
@@ -58,7 +59,12 @@ class Keyring:
             for name, record in known.items():
                 merged[name] = record.merged(merged[name]) if name in merged else record
         self._records = merged
+        self._origins = {name: _origin(name, merged) for name in merged}
         self.in_use |= bool(merged)
+
+    def origin(self, key_id: str) -> str:
+        """The key that this one goes back to by rotations: what they use counts as one key's."""
+        return self._origins.get(key_id, key_id)
 
     def find(self, key: ApiKey) -> KeyRecord:
         """The record of a valid key. Raises `Unauthorized`, which tells more only to who has the secret."""
@@ -71,6 +77,15 @@ class Keyring:
         if state == "expired":
             raise Unauthorized("this API key has expired: ask for another one")
         return record
+
+
+def _origin(key_id: str, records: Mapping[str, KeyRecord]) -> str:
+    line = [key_id]
+    while (record := records.get(line[-1])) is not None and (before := record.replaces) is not None:
+        if before in line:  # no rotation makes a circle, but who knows where a store has been
+            break
+        line.append(before)
+    return line[-1]
 
 
 class KeyWatch:

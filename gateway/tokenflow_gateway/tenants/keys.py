@@ -17,13 +17,15 @@ from typing import Final
 
 from tokenflow_gateway.tenants.model import UNLIMITED, KeyKind, Limits
 
-__all__ = ["ApiKey", "KeyRecord", "NewKey", "new_key", "parse_key"]
+__all__ = ["KEY_PREFIX", "ApiKey", "KeyRecord", "NewKey", "new_key", "parse_key"]
 
 _ID_CHARS: Final = 12
 _SECRET_CHARS: Final = 43
 """Of 62 letters and digits: 256 bits."""
 _LETTERS: Final = string.ascii_letters + string.digits
-_KEY = re.compile(rf"tf-([a-z0-9]{{{_ID_CHARS}}})-([A-Za-z0-9]{{{_SECRET_CHARS}}})")
+KEY_PREFIX: Final = "tf-"
+"""What begins so is a key of ours, or a mistake."""
+_KEY = re.compile(rf"{KEY_PREFIX}([a-z0-9]{{{_ID_CHARS}}})-([A-Za-z0-9]{{{_SECRET_CHARS}}})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class NewKey:
     @property
     def text(self) -> str:
         """To be shown once, and never stored."""
-        return f"tf-{self.key.id}-{self.key.secret}"
+        return f"{KEY_PREFIX}{self.key.id}-{self.key.secret}"
 
 
 def new_key() -> NewKey:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal, NamedTuple, Protocol
 
 from tokenflow_gateway.tenants.model import BudgetPeriod, Limits, Principal
-from tokenflow_gateway.tenants.window import SlidingWindow
+from tokenflow_gateway.tenants.window import SlidingWindow, leaves_in_s, slot_of
 
 __all__ = [
     "STREAM_RETRY_S",
@@ -27,7 +27,6 @@ __all__ = [
     "Verdict",
     "period_of",
     "period_start",
-    "share_of",
     "subjects_of",
     "tightest",
 ]
@@ -45,11 +44,16 @@ class Subject(NamedTuple):
 
 
 def subjects_of(principal: Principal) -> tuple[Subject, ...]:
-    """The tenant and the key, those that are limited: both have to have room."""
-    subjects = [Subject(f"tenant:{principal.name}", principal.tenant.limits)]
-    if principal.key_id is not None:
-        subjects.append(Subject(f"key:{principal.key_id}", principal.limits))
-    return tuple(subject for subject in subjects if not subject.limits.is_unlimited)
+    """The tenant and the key, those that are limited: both have to have room.
+
+    A key that replaces another goes on with what that has left.
+    """
+    subjects = []
+    if not principal.tenant.limits.is_unlimited:
+        subjects.append(Subject(f"tenant:{principal.name}", principal.tenant.limits))
+    if principal.key_id is not None and not principal.limits.is_unlimited:
+        subjects.append(Subject(f"key:{principal.key_origin or principal.key_id}", principal.limits))
+    return tuple(subjects)
 
 
 class Quota(NamedTuple):
@@ -120,7 +124,9 @@ class _Account:
     """Slot of each open request's tokens, by its lease."""
     period: str = ""
     spent: int = 0
-    """Of the budget, in `period`."""
+    """Of the budget in `period`, by what is counted here."""
+    spent_before: int = 0
+    """Beside that: before this process began, by the record of usage."""
 
 
 class LocalLimits:
@@ -133,17 +139,21 @@ class LocalLimits:
     async def take(self, subjects: Sequence[Subject], *, lease_id: str, tokens: int) -> Verdict:
         return self.take_now(subjects, lease_id=lease_id, tokens=tokens)
 
-    def take_now(self, subjects: Sequence[Subject], *, lease_id: str, tokens: int) -> Verdict:
+    def take_now(
+        self, subjects: Sequence[Subject], *, lease_id: str, tokens: int, processes: int = 1
+    ) -> Verdict:
+        """The same at once. `processes` that cannot ask each other have their share of the limits each."""
         now = self._clock()
-        refusal = self._refusal(subjects, tokens, now)
+        shares = [self._share(subject, processes) for subject in subjects] if processes > 1 else subjects
+        refusal = self._refusal(shares, tokens, now)
         if refusal is not None:
             return refusal
         lease = Lease(lease_id, tuple(subjects), tokens, now)
         self.record(lease)
         return Verdict(
             lease=lease,
-            requests=tightest(self._requests(subject, now) for subject in subjects),
-            tokens=tightest(self._tokens(subject, now) for subject in subjects),
+            requests=tightest(self._requests(share, now) for share in shares),
+            tokens=tightest(self._tokens(share, now) for share in shares),
         )
 
     def record(self, lease: Lease) -> None:
@@ -155,6 +165,21 @@ class LocalLimits:
             self._budget(account, subject, lease.at)
             account.spent += lease.tokens
 
+    def restore(self, lease: Lease) -> None:
+        """Count a request that began earlier, elsewhere, and is open."""
+        now = self._clock()
+        for subject in lease.subjects:
+            account = self._account(subject.name)
+            if lease.id in account.leases:
+                continue
+            account.leases[lease.id] = slot_of(lease.at)
+            if leaves_in_s(slot_of(lease.at), now) > 0:
+                account.requests.add(1, lease.at)
+                account.leases[lease.id] = account.tokens.add(lease.tokens, lease.at)
+            self._budget(account, subject, now)
+            if account.period == period_of(subject.limits.budget_period, lease.at)[0]:
+                account.spent += lease.tokens
+
     def settle(self, lease: Lease, tokens: int | None) -> None:
         now = self._clock()
         change = 0 if tokens is None else tokens - lease.tokens
@@ -163,7 +188,7 @@ class LocalLimits:
             slot = account.leases.pop(lease.id, None)
             if slot is None:
                 continue
-            account.tokens.change(slot, change, now)
+            account.tokens.change(slot, change, subject.limits.tokens_per_minute, now)
             self._budget(account, subject, now)
             if change > 0 or account.period == period_of(subject.limits.budget_period, lease.at)[0]:
                 account.spent = max(0, account.spent + change)
@@ -183,13 +208,18 @@ class LocalLimits:
         }
 
     def remember(self, name: str, period: str, spent: int) -> None:
-        """What a subject had spent of its budget before this process began."""
+        """A subject has spent at least so much of its budget in this period, what is counted here too."""
         account = self._account(name)
-        account.period, account.spent = period, spent
+        self._turn_to(account, period)
+        account.spent_before = max(account.spent_before, spent - account.spent)
 
-    def spendings(self) -> list[tuple[str, str, int]]:
-        """Subjects, their current period, and the tokens that they have spent in it."""
-        return [(name, account.period, account.spent) for name, account in self._accounts.items()]
+    def spendings(self) -> dict[tuple[str, str], int]:
+        """Tokens that subjects have spent in their current period, by what is counted here."""
+        return {
+            (name, account.period): account.spent
+            for name, account in self._accounts.items()
+            if account.period
+        }
 
     def _account(self, name: str) -> _Account:
         return self._accounts.setdefault(name, _Account())
@@ -225,16 +255,23 @@ class LocalLimits:
             lacks.append(("streams", STREAM_RETRY_S))
         if limits.budget_tokens is not None:
             left_s = self._budget(account, subject, now)
-            if account.spent + tokens > limits.budget_tokens:
+            if account.spent_before + account.spent + tokens > limits.budget_tokens:
                 lacks.append(("budget", left_s))
         return [(kind, wait_s) for kind, wait_s in lacks if wait_s > 0]
 
     def _budget(self, account: _Account, subject: Subject, now: float) -> float:
         """Begin a new period when it is time. Returns the seconds that are left of it."""
         period, left_s = period_of(subject.limits.budget_period, now)
-        if account.period != period:
-            account.period, account.spent = period, 0
+        self._turn_to(account, period)
         return left_s
+
+    def _turn_to(self, account: _Account, period: str) -> None:
+        if account.period != period:
+            account.period, account.spent, account.spent_before = period, 0, 0
+
+    def _share(self, subject: Subject, processes: int) -> Subject:
+        before = self._account(subject.name).spent_before
+        return subject._replace(limits=share_of(subject.limits, processes, spent_before=before))
 
     def _requests(self, subject: Subject, now: float) -> Quota | None:
         return _quota(self._account(subject.name).requests, subject.limits.requests_per_minute, now)
@@ -255,16 +292,20 @@ def tightest(quotas: Iterable[Quota | None]) -> Quota | None:
     return min(known, key=lambda quota: quota.remaining, default=None)
 
 
-def share_of(limits: Limits, processes: int) -> Limits:
-    """Of limits for several processes together, what one may use by itself: at least one request."""
+def share_of(limits: Limits, processes: int, *, spent_before: int = 0) -> Limits:
+    """Of limits for several processes together, what one may use by itself: at least one request.
+
+    `spent_before`: of the budget, by all of them; what is left of it is shared.
+    """
 
     def part(limit: int | None) -> int | None:
         return None if limit is None else max(1, limit // processes)
 
+    budget = limits.budget_tokens
     return replace(
         limits,
         requests_per_minute=part(limits.requests_per_minute),
         tokens_per_minute=part(limits.tokens_per_minute),
         concurrent_streams=part(limits.concurrent_streams),
-        budget_tokens=None if limits.budget_tokens is None else limits.budget_tokens // processes,
+        budget_tokens=None if budget is None else spent_before + (budget - spent_before) // processes,
     )

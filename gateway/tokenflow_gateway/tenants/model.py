@@ -124,6 +124,8 @@ class Principal:
     limits: Limits = UNLIMITED
     """What this key may use: the tenant's limits hold for all of its keys together, beside these."""
     engines: frozenset[str] | None = None
+    key_origin: str | None = None
+    """The first of the keys that this one replaces, one after the other, where it does."""
 
     @property
     def name(self) -> str:

@@ -34,8 +34,11 @@ class Roster:
         """Who asks without a key."""
         return self._anonymous
 
-    def holder(self, record: KeyRecord) -> Principal:
-        """Who asks with this key. Raises `Forbidden` if the key is left with no class, or no engine."""
+    def holder(self, record: KeyRecord, *, origin: str | None = None) -> Principal:
+        """Who asks with this key; `origin` is `Principal.key_origin`.
+
+        Raises `Forbidden` if the key is left with no class, or no engine.
+        """
         tenant = self.tenant(record.tenant)
         classes = tuple(name for name in tenant.classes if record.classes is None or name in record.classes)
         engines = tenant.engines
@@ -52,6 +55,7 @@ class Roster:
             default_class=tenant.default_class if tenant.default_class in classes else classes[0],
             limits=record.limits,
             engines=engines,
+            key_origin=origin,
         )
 
 

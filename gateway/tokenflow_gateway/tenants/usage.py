@@ -36,7 +36,7 @@ _DAY_S: Final = 86_400.0
 
 def record_of(stream: Stream, *, ended: float) -> UsageRecord:
     """One stream that has come to its end at `ended` (`time.monotonic()`)."""
-    tally = stream.reader.tally
+    tally, generated = stream.reader.tally, stream.generated
     return UsageRecord(
         rid=stream.rid,
         request_id=stream.request_id,
@@ -49,9 +49,9 @@ def record_of(stream: Stream, *, ended: float) -> UsageRecord:
         engine=stream.engine.name,
         end=stream.end or "failed",
         prompt=stream.prompt_tokens or 0,
-        generated=stream.generated,
+        generated=generated,
         delivered=stream.delivered,
-        consumed=round(min(tally.consumed, stream.generated), 2),
+        consumed=round(min(tally.consumed, generated), 2),
         parked_s=round(stream.parked_s(ended), 3),
         stalls=tally.stalls,
         stall_s=round(tally.stall_s, 3),
@@ -71,12 +71,17 @@ class UsageLog:
         state: Path,
         settings: UsageSettings,
         *,
+        writer: str = "",
         on_dropped: Callable[[int], None] = lambda count: None,
         most_waiting: int = _MOST_WAITING,
     ) -> None:
-        """`state`: the directory of the store. `on_dropped` is called in any thread."""
+        """`state`: the directory of the store; `writer`: this process's name there.
+
+        `on_dropped` is called in any thread.
+        """
         self._path = state / USAGE_FILE
         self._settings = settings
+        self._writer = writer
         self._on_dropped = on_dropped
         self._most_waiting = most_waiting
         self._entries: deque[UsageRecord | ReadOn] = deque()
@@ -128,7 +133,7 @@ class UsageLog:
             while not (self._closing.is_set() and not self._entries and not waiting):
                 waiting = waiting or self._gather()
                 try:
-                    store = store or UsageStore(self._path)
+                    store = store or UsageStore(self._path, writer=self._writer)
                     self._write(store, waiting)
                     waiting = []
                 except StoreError as error:

@@ -2,13 +2,16 @@
 
 Amounts are kept in slots of half a second. A slot counts until its youngest moment is a minute old, so that
 no minute, wherever it begins, has more than the limit. What a steady load loses by that is at most a slot in
-a minute (0.8 %). `store/limits.lua` keeps the same slots for a fleet.
+a minute (0.8 %).
+
+What turns out to have been used beyond the limit is owed, and counts beside the slots. When something leaves
+its slot, as much of the debt takes its place, a minute later: so a debt of ten minutes' worth is paid by ten
+minutes. `store/limits.lua` keeps the same slots and debts for a fleet.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 __all__ = ["SLOTS", "SLOT_S", "SlidingWindow", "leaves_in_s", "slot_of"]
 
@@ -30,25 +33,30 @@ def leaves_in_s(slot: int, now: float) -> float:
 class SlidingWindow:
     """Amounts used of one limit. Times are seconds of one clock that does not run backwards."""
 
-    __slots__ = ("_slots", "_total")
+    __slots__ = ("_owed", "_slots", "_total")
 
     def __init__(self) -> None:
-        self._slots: dict[int, int] = {}  # in the order of time
-        self._total = 0
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Slots and what is in them, oldest first."""
-        return iter(self._slots.items())
+        self._slots: dict[int, int] = {}  # in the order of time, all within `SLOTS`
+        self._total = 0  # in the slots
+        self._owed = 0  # while it is not 0, `_total` stays as it is
 
     def used(self, now: float) -> int:
-        """What counts at this moment."""
-        oldest = slot_of(now) - SLOTS + 1
-        while self._slots and (slot := next(iter(self._slots))) < oldest:
-            self._total -= self._slots.pop(slot)
-        return self._total
+        """What counts at this moment, debts included."""
+        first = slot_of(now) - SLOTS + 1
+        if self._owed:
+            self._pay_whole_minutes(first)
+        while self._slots and (slot := next(iter(self._slots))) < first:
+            left = self._slots.pop(slot)
+            paid = min(self._owed, left)
+            if paid:
+                self._slots[slot + SLOTS] = paid
+                self._owed -= paid
+            self._total += paid - left
+        return self._total + self._owed
 
     def add(self, amount: int, now: float) -> int:
         """Use so much more. Returns the slot, for `change`."""
+        self.used(now)
         slot = slot_of(now)
         if self._slots:
             slot = max(slot, next(reversed(self._slots)))  # a clock that was set back
@@ -56,29 +64,51 @@ class SlidingWindow:
         self._total += amount
         return slot
 
-    def change(self, slot: int, amount: int, now: float) -> None:
-        """It has become so much more, or less, than was added: less in its slot, more from now on."""
+    def change(self, slot: int, amount: int, limit: int | None, now: float) -> None:
+        """It has become so much more, or less, than was added.
+
+        Less is free again in its slot; more is used now, and owed where it is beyond `limit`.
+        """
         if amount > 0:
-            self.add(amount, now)
+            within = amount if limit is None else max(0, min(amount, limit - self.used(now)))
+            self.add(within, now)
+            self._owed += amount - within
         elif slot in self._slots:
-            amount = -min(-amount, self._slots[slot])
-            self._slots[slot] += amount
-            self._total += amount
+            amount = min(-amount, self._slots[slot])
+            paid = min(self._owed, amount)
+            self._owed -= paid
+            self._slots[slot] -= amount - paid
+            self._total -= amount - paid
 
     def room_in_s(self, amount: int, limit: int, now: float) -> float:
         """Seconds until `amount` more is within `limit`, if nothing else comes; infinite if it never is."""
         if amount > limit:
             return math.inf
         excess = self.used(now) + amount - limit
-        if excess <= 0:
-            return 0.0
-        for slot, held in self._slots.items():
-            excess -= held
-            if excess <= 0:
-                return leaves_in_s(slot, now)
-        raise AssertionError("what is too much is in the slots")
+        return self._leaves_in_s(excess, now) if excess > 0 else 0.0
 
     def empty_in_s(self, now: float) -> float:
         """Seconds until nothing counts any more, if nothing else comes."""
-        self.used(now)
+        used = self.used(now)
+        if self._owed:
+            return self._leaves_in_s(used, now)
         return leaves_in_s(next(reversed(self._slots)), now) if self._slots else 0.0
+
+    # ---- inside ------------------------------------------------------------------------------------
+
+    def _pay_whole_minutes(self, first: int) -> None:
+        """Go over those in which nobody looked, and in which all slots left and were taken again."""
+        oldest = next(iter(self._slots))
+        minutes = min((first - oldest) // SLOTS, self._owed // self._total)
+        if minutes > 0:
+            self._owed -= minutes * self._total
+            self._slots = {slot + minutes * SLOTS: held for slot, held in self._slots.items()}
+
+    def _leaves_in_s(self, amount: int, now: float) -> float:
+        """Seconds until so much has left, of what is used now."""
+        minutes, before = divmod(amount - 1, self._total)
+        for slot, held in self._slots.items():
+            before -= held
+            if before < 0:
+                return leaves_in_s(slot, now) + minutes * SLOTS * SLOT_S
+        raise AssertionError("what leaves is in the slots")

@@ -1,20 +1,23 @@
-"""Limits of a gateway with several workers and no Redis: the first worker counts for all."""
+"""Limits of a gateway with several workers and no Redis: the first worker counts for all.
+
+Each of the others keeps count of its own requests beside that. Without the first one it goes on with its
+share of every limit, by that count; and the first one's successor hears which of them are open.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Coroutine, Sequence
-from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
-from tokenflow_gateway.tenants.limits import Lease, LocalLimits, Subject, Verdict, share_of
-from tokenflow_gateway.workers.peers import Began, Peers, Settle, Take, Unreachable
+from tokenflow_gateway.tenants.limits import Lease, LocalLimits, Subject, Verdict
+from tokenflow_gateway.workers.peers import Began, Held, Peers, Question, Settle, Take, Unreachable
 from tokenflow_gateway.workers.worker import Worker
 
-__all__ = ["WorkerLimits", "answer_limits"]
+__all__ = ["WorkerLimits"]
 
 _log = structlog.stdlib.get_logger("tokenflow.workers")
 
@@ -22,81 +25,103 @@ _FIRST: Final = 0
 _TRIES: Final = 3
 """For the end of a request to be told: until then it counts as open."""
 
-
-def answer_limits(limits: LocalLimits, question: Take | Settle | Began) -> Verdict | bool:
-    """What the first worker answers."""
-    if isinstance(question, Take):
-        return limits.take_now(question.subjects, lease_id=question.lease_id, tokens=question.tokens)
-    if isinstance(question, Settle):
-        limits.settle(question.lease, question.tokens)
-    else:
-        limits.end_all(_prefix(question.index))
-    return True
+T = TypeVar("T")
 
 
 class WorkerLimits:
-    """A `LimitStore`. While the first worker does not answer, each takes its share of every limit."""
+    """A `LimitStore`, in each of the workers."""
 
     def __init__(self, worker: Worker, peers: Peers, local: LocalLimits) -> None:
         self._worker = worker
+        self._is_first = worker.index == _FIRST
         self._peers = peers
         self._local = local
-        self._alone: set[str] = set()
+        self._held: dict[str, Lease] = {}
+        """Of open requests; not of the first worker, whom nobody asks for them."""
+        self._ended: set[str] | None = None
+        """Of requests that have ended while the first worker, at its beginning, asks which are open."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def begin(self) -> None:
-        """The open requests of a predecessor of this worker are over."""
-        if self._worker.index != _FIRST:
-            await self._tell(Began(self._worker.index))
+        """In the place of a predecessor that may have died: the others have to answer, and be answered."""
+        if not self._is_first:
+            await self._ask(_FIRST, Began(self._worker.index), bool)
+            return
+        self._ended = set()
+        await asyncio.gather(*(self._learn(index) for index in range(1, self._worker.count)))
+        self._ended = None
+
+    def answer(self, question: Take | Settle | Began | Held) -> Verdict | list[Lease] | bool:
+        """What another worker wants to know."""
+        if isinstance(question, Take):
+            return self._local.take_now(question.subjects, lease_id=question.lease_id, tokens=question.tokens)
+        if isinstance(question, Held):
+            return list(self._held.values())
+        if isinstance(question, Settle):
+            self._local.settle(question.lease, question.tokens)
+            if self._ended is not None:
+                self._ended.add(question.lease.id)
+        else:
+            self._local.end_all(_prefix(question.index))
+        return True
 
     async def take(self, subjects: Sequence[Subject], *, lease_id: str, tokens: int) -> Verdict:
-        if self._worker.index == _FIRST:
+        if self._is_first:
             return self._local.take_now(subjects, lease_id=lease_id, tokens=tokens)
         lease_id = _prefix(self._worker.index) + lease_id
         try:
-            return await self._peers.ask(_FIRST, Take(list(subjects), lease_id, tokens), Verdict)
+            verdict = await self._peers.ask(_FIRST, Take(list(subjects), lease_id, tokens), Verdict)
         except asyncio.CancelledError:
             self._give_back(subjects, lease_id, tokens)
             raise
         except Unreachable as error:
             if not error.gone:
                 self._give_back(subjects, lease_id, tokens)
-            return self._take_alone(subjects, lease_id, tokens)
+            processes = self._worker.count
+            verdict = self._local.take_now(subjects, lease_id=lease_id, tokens=tokens, processes=processes)
+        else:
+            if verdict.lease is not None:
+                self._local.record(verdict.lease)
+        if verdict.lease is not None:
+            self._held[lease_id] = verdict.lease
+        return verdict
 
     def settle(self, lease: Lease, tokens: int | None) -> None:
-        if self._worker.index == _FIRST or lease.id in self._alone:
-            self._alone.discard(lease.id)
-            self._local.settle(lease, tokens)
-        else:
+        self._local.settle(lease, tokens)
+        if self._held.pop(lease.id, None) is not None:
             self._spawn(self._tell(Settle(lease, tokens)))
 
     async def aclose(self) -> None:
         """Wait until the ends of all requests are told, or cannot be."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    async def _learn(self, index: int) -> None:
+        """Which requests another worker has, those excepted that have ended since it said so."""
+        held = await self._ask(index, Held(), list[Lease])
+        assert self._ended is not None
+        for lease in held or ():
+            if lease.id not in self._ended:
+                self._local.restore(lease)
+
     def _give_back(self, subjects: Sequence[Subject], lease_id: str, tokens: int) -> None:
         """What the first worker may have given, or may yet give, to who does not wait for it any more."""
         lease = Lease(lease_id, tuple(subjects), tokens, time.time())
         self._spawn(self._tell(Settle(lease, 0)))
 
-    def _take_alone(self, subjects: Sequence[Subject], lease_id: str, tokens: int) -> Verdict:
-        shares = [Subject(name, share_of(limits, self._worker.count)) for name, limits in subjects]
-        verdict = self._local.take_now(shares, lease_id=lease_id, tokens=tokens)
-        if verdict.lease is not None:
-            self._alone.add(lease_id)
-            verdict = replace(verdict, lease=verdict.lease._replace(subjects=tuple(subjects)))
-        return verdict
+    async def _tell(self, end: Settle) -> None:
+        """If the first worker does not run, what it had counted is gone with it."""
+        await self._ask(_FIRST, end, bool)
 
-    async def _tell(self, question: Settle | Began) -> None:
+    async def _ask(self, index: int, question: Question, answer: type[T]) -> T | None:
+        """None if that worker does not run."""
         for _ in range(_TRIES):
             try:
-                await self._peers.ask(_FIRST, question, bool)
+                return await self._peers.ask(index, question, answer)
             except Unreachable as error:
                 if error.gone:
-                    return  # and what it had counted with it
-            else:
-                return
-        _log.warning("the first worker was not told", of=type(question).__name__)
+                    return None
+        _log.warning("a worker does not answer", index=index, question=type(question).__name__)
+        return None
 
     def _spawn(self, telling: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(telling)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ __all__ = [
     "Began",
     "Drain",
     "Forwarded",
+    "Held",
     "Lesson",
     "PeerAnswer",
     "PeerServer",
@@ -106,7 +107,11 @@ class Began(msgspec.Struct, frozen=True, tag="began"):
     index: int
 
 
-Question = Wanted | Forwarded | Lesson | Drain | Take | Settle | Began
+class Held(msgspec.Struct, frozen=True, tag="held"):
+    """Which of its requests are open, asked by a first worker that has begun. The answer is their leases."""
+
+
+Question = Wanted | Forwarded | Lesson | Drain | Take | Settle | Began | Held
 
 
 class Unreachable(Exception):
@@ -191,19 +196,20 @@ class WorkerDraining:
 
 
 class PeerServer:
-    """Answers the other workers until cancelled."""
+    """Answers the other workers."""
 
     def __init__(self, worker: Worker, answer: Callable[[Question], Any]) -> None:
         self._path = worker.socket(worker.index)
         self._answer = answer
         self._decode = msgspec.msgpack.Decoder(Question).decode
 
-    async def run(self) -> None:
-        """Listen in place of a predecessor that may have died."""
+    @contextlib.asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """In place of a predecessor that may have died."""
         self._path.unlink(missing_ok=True)
         server = await asyncio.start_unix_server(self._serve, self._path, backlog=_BACKLOG)
         try:
-            await asyncio.get_running_loop().create_future()
+            yield
         finally:
             server.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -16,6 +16,8 @@ from tokenflow_gateway.relay.upstream import Header
 from tokenflow_gateway.relay.usage import Usage
 
 __all__ = ["Dialect", "Document", "Meter"]
+
+_PENDING: Final = frozenset({"queued", "in_progress"})
 
 
 class Meter(Protocol):
@@ -56,6 +58,15 @@ class Document(NamedTuple):
     usage: Usage | None = None
     given_up: bool = False
     """The engine ended the request of itself, and what it has is not the whole answer."""
+    response_id: str | None = None
+    """By which it can be asked for later, in dialects where answers are stored."""
+    status: str | None = None
+    """How far the engine has come with such an answer."""
+
+    @property
+    def is_pending(self) -> bool:
+        """The engine goes on with it by itself."""
+        return self.status in _PENDING
 
 
 class Dialect(ABC):

@@ -43,6 +43,8 @@ class TokenUsage(msgspec.Struct, frozen=True):
 
 
 class _Document(msgspec.Struct):
+    id: str | None = None
+    status: str | None = None
     usage: TokenUsage | None = None
 
 
@@ -50,12 +52,13 @@ _decode_document = msgspec.json.Decoder(_Document).decode
 
 
 def read_document(body: bytes) -> Document:
-    """The usage of a whole answer, which both APIs have in the same place."""
+    """What both APIs have in the same place of a whole answer; a `status` only responses have."""
     try:
-        usage = _decode_document(body).usage
+        read = _decode_document(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Document()
-    return Document(None if usage is None else usage.merged(None))
+    usage = None if read.usage is None else read.usage.merged(None)
+    return Document(usage, response_id=read.id, status=read.status)
 
 
 class _Type(msgspec.Struct):

@@ -14,7 +14,6 @@ from tokenflow_gateway.relay.request import (
     Body,
     RequestFields,
     named_body,
-    read_flag,
     read_plain_fields,
     read_text,
 )
@@ -76,9 +75,8 @@ class ResponsesDialect(Dialect):
 
     def read_fields(self, parsed: Body) -> RequestFields:
         fields = read_plain_fields(parsed)
-        detached = read_flag(parsed, "background") and not fields.stream
         continues = read_text(parsed, "previous_response_id")
-        return msgspec.structs.replace(fields, detached=detached, continues=continues)
+        return msgspec.structs.replace(fields, continues=continues)
 
     def upstream_body(self, body: bytes, parsed: Body, *, rid: str | None, stream: bool) -> bytes:
         return body if rid is None and "request_id" not in parsed else named_body(parsed, "request_id", rid)

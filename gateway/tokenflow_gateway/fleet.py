@@ -138,6 +138,8 @@ class Fleet:
     async def remember_spent(self) -> None:
         """What is on record counts as spent of budgets: at the start, and of new ones. Twice does no harm."""
         recorded = await self._recorded()
+        if recorded is None:
+            return
         totals: Counter[tuple[str, str]] = Counter()
         for spent in recorded:
             totals[spent.subject, spent.period] += spent.tokens
@@ -146,17 +148,20 @@ class Fleet:
         if self._shared_limits is not None:
             await self._shared_limits.remember(recorded)
 
-    async def _recorded(self) -> list[Spent]:
+    async def _recorded(self) -> list[Spent] | None:
+        """None if the record of usage cannot be read."""
         try:
             return await asyncio.to_thread(spent_on_record, list(self._spenders()), self._usage)
         except StoreError as error:
-            _log.error("budgets begin anew: the record of usage cannot be read", reason=str(error))
-            return []
+            _log.error("what is spent of budgets cannot be read from the record of usage", reason=str(error))
+            return None
 
     async def aclose(self) -> None:
         """After the last request."""
         if self._worker_limits is not None:
             await self._worker_limits.aclose()
+        if self._shared_limits is not None:
+            await self._shared_limits.aclose()
 
     def answer(self, question: Drain | Take | Settle | Began | Held) -> Any:
         """What another worker of this gateway wants to know."""

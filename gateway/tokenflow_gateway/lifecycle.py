@@ -25,7 +25,7 @@ from tokenflow_gateway.metrics import Metrics
 from tokenflow_gateway.readers.registry import ReaderRegistry
 from tokenflow_gateway.relay.errors import RelayError
 from tokenflow_gateway.relay.stream import End, Stream, StreamTable
-from tokenflow_gateway.relay.upstream import Upstream
+from tokenflow_gateway.relay.upstream import EngineRequest, Upstream
 
 __all__ = ["Lifecycle"]
 
@@ -48,7 +48,7 @@ class Lifecycle:
     """Opens and closes streams, tells the engines, and hears from them (`link.client.LinkEvents`).
 
     Engines without a link are told over SGLang's ``/abort_request`` where they have it, and otherwise only
-    by the closed connection.
+    by the closed connection, or over the ``cancel`` of a response that they go on with without one.
     """
 
     def __init__(
@@ -188,8 +188,12 @@ class Lifecycle:
         if stream.engine_is_done:
             return
         self._metrics.aborts.labels("unlinked").inc()
-        if stream.engine.kind == "sglang" and stream.engine.healthy:
-            task = asyncio.get_running_loop().create_task(self._post_abort(stream))
+        if not stream.engine.healthy:
+            return
+        is_named = stream.engine.kind == "sglang"
+        abort = self._upstream.abort(stream.engine, stream.rid) if is_named else stream.abort
+        if abort is not None:
+            task = asyncio.get_running_loop().create_task(self._post_abort(stream, abort))
             self._tasks.add(task)
             self._all_told.clear()
             task.add_done_callback(self._posted)
@@ -210,10 +214,11 @@ class Lifecycle:
         if not self.streams and not self._tasks:
             self._all_told.set()
 
-    async def _post_abort(self, stream: Stream) -> None:
+    async def _post_abort(self, stream: Stream, abort: EngineRequest) -> None:
         try:
-            async with asyncio.timeout(CONFIRM_WITHIN_S):
-                await self._upstream.abort(stream.engine, stream.rid)
+            async with asyncio.timeout(CONFIRM_WITHIN_S), abort as answer:
+                while await answer.content.readany():
+                    pass
         except (RelayError, TimeoutError) as error:
             _log.warning("engine could not be told to abort", **_names(stream), error=str(error))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
@@ -380,6 +381,18 @@ async def test_an_engine_without_plugin_gets_no_more_than_it_is_said_to_run(
             await eventually(lambda: waiting(gateway) == 1, "it waits")
             assert len(gateway.streams) == 2
         assert (await task).status_code == 200
+
+
+async def test_what_is_no_stream_keeps_none_from_an_engine_without_plugin(
+    engine: ReplayEngine, tmp_path: Path
+) -> None:
+    async with without_plugin(engine, tmp_path) as gateway:
+        (only,) = gateway.app.registry
+        for _ in range(4):
+            assert (await gateway.client.post("/v1/embeddings", json={"model": "embed"})).status_code == 200
+        assert only.load.unseen(time.monotonic()) == 0
+        assert (await post(gateway)).status_code == 200
+        assert gateway.metric("tokenflow_queue_left_total", sla="default", outcome="at_once") == 1
 
 
 async def test_who_reads_on_keeps_no_place_in_an_engine_that_is_done(

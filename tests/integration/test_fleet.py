@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import pytest
@@ -18,6 +18,7 @@ from support.keys import make_key, revoke_key
 from support.redis_server import RedisServer, needs_redis, redis_server
 from support.replay_engine import ReplayEngine
 from support.transcripts import load
+from tokenflow_gateway.store.sqlite import StoreError
 from tokenflow_gateway.store.usage import USAGE_FILE, UsageStore, summed
 from tokenflow_gateway.tenants.keys import NewKey
 from tokenflow_gateway.tenants.limits import period_of
@@ -167,7 +168,7 @@ async def test_one_that_starts_without_redis_has_its_share_where_it_is_said(
 
 
 async def test_what_is_spent_outlives_redis_and_gateways_and_counts_once(
-    engine: ReplayEngine, tmp_path: Path, redis: RedisServer
+    engine: ReplayEngine, tmp_path: Path, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two gateways with one record of usage, as workers have it; each tells of all that is in it."""
     settings = {"state_dir": tmp_path, **limited(budget_tokens=1_000_000)}
@@ -201,6 +202,13 @@ async def test_what_is_spent_outlives_redis_and_gateways_and_counts_once(
     def recorded() -> dict[str, Any]:
         return summed(tmp_path / USAGE_FILE, by=())[0]
 
+    def unreadable(*_args: object) -> NoReturn:
+        raise StoreError("no")
+
+    async def lost_and_up(gateway: RunningGateway) -> None:
+        await eventually(lambda: gateway.metric("tokenflow_redis_lost_total") == 1, "it has noticed")
+        await up(gateway)
+
     async def ask_four(gateways: list[RunningGateway]) -> None:
         for gateway in [*gateways, *gateways]:
             assert (await post(gateway, model="chat_stream_usage")).status_code == 200
@@ -215,10 +223,7 @@ async def test_what_is_spent_outlives_redis_and_gateways_and_counts_once(
         redis.kill()
         redis.start()
         for gateway in gateways:
-            await eventually(
-                lambda gateway=gateway: gateway.metric("tokenflow_redis_lost_total") == 1, "it has noticed"
-            )
-            await up(gateway)
+            await lost_and_up(gateway)
         assert await spent(gateways[0]) == four
     redis.kill()
     redis.start()
@@ -228,6 +233,12 @@ async def test_what_is_spent_outlives_redis_and_gateways_and_counts_once(
         assert await spent(gateways[0]) == four, "neither forgotten nor twice"
         await ask_four(gateways)
         await until_spent(gateways[1], 2 * four)
+        monkeypatch.setattr("tokenflow_gateway.fleet.spent_on_record", unreadable)
+        redis.kill()
+        redis.start()
+        for gateway in gateways:
+            await lost_and_up(gateway)
+        assert await spent(gateways[0]) == 2 * four, "what was on record before"
 
 
 # ---- progress reports ----------------------------------------------------------------------------------

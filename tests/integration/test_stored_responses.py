@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import time
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
@@ -36,6 +39,10 @@ def limited(
     entry = {"url": engine.base_url, "id": "e", **({} if link is None else {"link": link})}
     limits = {"concurrent_streams": 1, "tokens_per_minute": 10_000}
     return running_gateway(entry, state_dir=state, tenants={"anonymous": {"limits": limits}}, **settings)
+
+
+def unlimited(engine: StoringEngine, state: Path) -> AbstractAsyncContextManager[RunningGateway]:
+    return running_gateway({"url": engine.base_url, "id": "e", "link": "off"}, state_dir=state)
 
 
 async def respond(
@@ -94,7 +101,7 @@ async def test_what_runs_in_the_background_counts_until_its_end(
         engine.stored[rid]["status"] = "in_progress"
         engine.end(rid)
         row = await ended(gateway, tmp_path, "finished")
-        assert (row["prompt"], row["generated"]) == (30, 70)
+        assert (row["prompt"], row["generated"], row["delivered"]) == (30, 70, 70)
         assert await used(gateway) == 100
         assert not engine.aborted
 
@@ -163,10 +170,79 @@ async def test_an_engine_that_knows_it_no_more_is_told_to_give_it_up(
         rid = await begun(gateway)
         before = len(engine.requests)
         engine.stored.clear()
-        await ended(gateway, tmp_path, "engine_lost")
+        await ended(gateway, tmp_path, "engine_error")
         assert sum(seen.path.endswith(rid) for seen in engine.requests[before:]) >= background._TRIES
         await eventually(lambda: engine.aborted == [rid], "it is given up")
         assert await used(gateway) == 1001
+
+
+async def test_that_an_engine_knows_several_no_more_is_no_failure_of_its_own(
+    engine: StoringEngine, tmp_path: Path
+) -> None:
+    """It has answered: other requests are its as before."""
+    async with unlimited(engine, tmp_path) as gateway:
+        for _ in range(4):
+            assert (await respond(gateway, background=True)).status_code == 200
+        engine.stored.clear()
+        await ended(gateway, tmp_path, "engine_error")
+        (only,) = gateway.app.registry
+        assert only.breaker.opened == 0
+        assert only.healthy
+
+
+async def test_an_engine_that_is_gone_is_known_as_such(engine: StoringEngine, tmp_path: Path) -> None:
+    """The negative control."""
+    async with unlimited(engine, tmp_path) as gateway:
+        for _ in range(4):
+            assert (await respond(gateway, background=True)).status_code == 200
+        await engine.__aexit__()
+        await ended(gateway, tmp_path, "engine_lost")
+        (only,) = gateway.app.registry
+        assert only.breaker.opened == 1
+
+
+async def test_nothing_of_their_size_is_kept_of_those_that_go_on(
+    engine: StoringEngine, tmp_path: Path
+) -> None:
+    size, number = 1_000_000, 8
+    async with unlimited(engine, tmp_path) as gateway:
+        await respond(gateway)
+        tracemalloc.start()
+        try:
+            for _ in range(number):
+                priority = {"priority": 3}  # which is not sent on: the engine's body is another one
+                answer = await respond(gateway, background=True, input="x" * size, **priority)
+                assert answer.status_code == 200
+            del answer
+            engine.forget_bodies()
+            gc.collect()
+            kept = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert len(gateway.streams) == number
+        assert kept < size
+        for rid in list(engine.stored):
+            engine.end(rid)
+        await gateway.everything_released()
+
+
+async def test_many_are_asked_for_no_more_often_than_some(
+    engine: StoringEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with unlimited(engine, tmp_path) as gateway:
+        (only,) = gateway.app.registry
+        for _ in range(10):
+            await respond(gateway, background=True)
+        assert only.followed == 10
+        monkeypatch.setattr(background, "_MOST_A_SECOND", 50.0)  # so each is asked for five times a second
+        await engine.request(len(engine.requests) + 20)
+        before, since = len(engine.requests), time.monotonic()
+        await engine.request(before + 50)
+        assert time.monotonic() - since > 0.7, "which takes a second, and an eighth of it without a bound"
+        for rid in list(engine.stored):
+            engine.end(rid)
+        await gateway.everything_released()
+        assert only.followed == 0
 
 
 async def test_an_engine_that_fails_now_and_then_is_asked_on(engine: StoringEngine, tmp_path: Path) -> None:
@@ -187,6 +263,36 @@ async def test_the_total_time_is_that_of_the_response(engine: StoringEngine, tmp
         await ended(gateway, tmp_path, "total_timeout")
         await eventually(lambda: engine.aborted == [rid], "it is given up")
         assert gateway.metric("tokenflow_timeouts_total", route=RESPONSES, phase="total") == 1
+
+
+@pytest.mark.parametrize("api_key", [None, "of the engine"])
+async def test_an_engine_of_another_kind_is_told_by_its_own_name_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, api_key: str | None
+) -> None:
+    monkeypatch.setattr(background, "_SHORTEST_S", 0.005)
+    async with StoringEngine(is_sglang=False) as engine:
+        entry = {"url": engine.base_url, "id": "e", "link": "off", "api_key": api_key}
+        async with running_gateway(entry, state_dir=tmp_path, timeouts={"total_s": 0.3}) as gateway:
+            theirs = {"authorization": "Bearer of the client"}
+            assert (await respond(gateway, theirs, background=True)).json()["id"] == "resp_0"
+            await ended(gateway, tmp_path, "total_timeout")
+            await eventually(lambda: engine.cancelled == ["resp_0"], "it is given up")
+            assert not engine.aborted
+            told = engine.requests[-1].headers["authorization"]
+            assert told == f"Bearer {api_key or 'of the client'}"
+            assert (await respond(gateway, theirs)).status_code == 200
+            await gateway.everything_released()
+            assert len(engine.cancelled) == 1, "what is complete is not cancelled"
+
+
+async def test_its_answer_is_counted_when_its_client_has_it(engine: StoringEngine, tmp_path: Path) -> None:
+    async with limited(engine, tmp_path) as gateway:
+        rid = await begun(gateway)
+        name, labels = "tokenflow_responses_total", {"route": RESPONSES, "status": "200"}
+        await eventually(lambda: gateway.metric(name, **labels) == 1, "it is counted")
+        engine.end(rid)
+        await ended(gateway, tmp_path, "finished")
+        assert gateway.metric(name, **labels) == 1
 
 
 async def test_it_ends_with_its_gateway(engine: StoringEngine, tmp_path: Path) -> None:

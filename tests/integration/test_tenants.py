@@ -180,7 +180,7 @@ async def test_a_wrong_key_is_no_anonymous_request(engine: ReplayEngine, tmp_pat
         assert (await post(gateway, bearer(stranger))).status_code == 401
 
 
-@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+@pytest.mark.parametrize("header", ["authorization", "x-api-key", "api-key"])
 async def test_half_a_key_is_a_mistake_and_no_anonymous_request(
     engine: ReplayEngine, tmp_path: Path, header: str
 ) -> None:
@@ -256,7 +256,7 @@ async def test_no_request_reads_the_store(engine: ReplayEngine, tmp_path: Path) 
 # ---- what nobody else gets to see -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+@pytest.mark.parametrize("header", ["authorization", "x-api-key", "api-key"])
 @pytest.mark.parametrize(("path", "model"), [(CHAT, "chat_stream"), ("/v1/embeddings", "embed")])
 async def test_no_key_reaches_an_engine(
     engine: ReplayEngine, tmp_path: Path, header: str, path: str, model: str
@@ -268,7 +268,7 @@ async def test_no_key_reaches_an_engine(
         answer = await gateway.client.post(path, json=asks(model), headers=both)
         assert answer.status_code == 200
         seen = last_post(engine)
-        assert not {"authorization", "x-api-key"} & seen.headers.keys()
+        assert not {"authorization", "x-api-key", "api-key"} & seen.headers.keys()
         assert made.key.secret not in str(seen.headers)
         assert made.key.secret.encode() not in seen.body
 

@@ -1,4 +1,7 @@
-"""An engine made of nothing that stores responses as SGLang does, under the name that it is given."""
+"""An engine made of nothing that stores responses as SGLang does, under the name that it is given.
+
+Engines of another kind give names of their own.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,10 @@ _USAGE = {"input_tokens": 30, "output_tokens": 70}
 class StoringEngine(ReplayEngine):
     """A response is complete at once; one in the background stays as it is until `end`, or a cancel."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_sglang: bool = True) -> None:
         super().__init__(scenarios.sglang())
+        if not is_sglang:
+            del self.scripts["/model_info"]
         self.stored: dict[str, dict[str, Any]] = {}
         self.tells_ids = True
 
@@ -32,7 +37,7 @@ class StoringEngine(ReplayEngine):
             asked = seen.json()
             if asked.get("previous_response_id", "") not in {"", *self.stored}:
                 return _unknown()
-            rid = asked["request_id"]
+            rid = asked.get("request_id", f"resp_{len(self.stored)}")
             self.stored[rid] = {"id": rid, "status": "queued", "usage": None}
             if not asked.get("background"):
                 self.end(rid)
@@ -46,6 +51,20 @@ class StoringEngine(ReplayEngine):
         if what == "cancel":
             self.stored[rid]["status"] = "cancelled"
         return _document(self.stored[rid])
+
+    def forget_bodies(self) -> None:
+        """Of the requests that it has seen."""
+        for seen in self.requests:
+            seen.body = b""
+
+    @property
+    def cancelled(self) -> list[str]:
+        """Responses that it was told to give up."""
+        return [
+            seen.path.removeprefix(f"{RESPONSES}/").removesuffix("/cancel")
+            for seen in self.requests
+            if seen.method == "POST" and seen.path.endswith("/cancel")
+        ]
 
     @property
     def aborted(self) -> list[str]:

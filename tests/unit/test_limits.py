@@ -7,83 +7,25 @@ import math
 import random
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from itertools import count
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
+from support.limits import Replica, fleet, take, until_free
 from support.redis_server import RedisServer, needs_redis, redis_server
+from tokenflow_gateway.relay.allowance import allowed
 from tokenflow_gateway.store import shared_limits
-from tokenflow_gateway.store.redis import FleetStore
-from tokenflow_gateway.store.settings import RedisSettings
-from tokenflow_gateway.store.shared_limits import SharedLimits
 from tokenflow_gateway.tenants.budgets import Spent
 from tokenflow_gateway.tenants.limits import (
     Lease,
     LimitStore,
     LocalLimits,
     Subject,
-    Verdict,
     period_of,
     subjects_of,
 )
 from tokenflow_gateway.tenants.model import Limits, Principal, Tenant
-
-_ids = count()
-
-
-class Replica:
-    """One gateway's limits in a fleet."""
-
-    def __init__(self, server: RedisServer, name: str, *, processes: int = 1) -> None:
-        self.record: list[Spent] = []
-        """What it finds in the record of usage."""
-        self.store = FleetStore(RedisSettings(url=server.url), name)
-        self.limits = SharedLimits(self.store, LocalLimits(), recorded=self.recorded, processes=processes)
-
-    async def recorded(self) -> list[Spent]:
-        return self.record
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[Replica]:
-        await self.store.start()
-        tasks = [asyncio.create_task(self.store.run()), asyncio.create_task(self.limits.run())]
-        try:
-            yield self
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def spent(self, subject: Subject) -> int:
-        """By all, as Redis has it."""
-        period, _ = period_of(subject.limits.budget_period, time.time())
-        key = self.store.key("limits", subject.name, f"spent:{period}")
-        return int(await self.store.client.hget(key, "total") or 0)
-
-    async def until_up(self) -> None:
-        async with asyncio.timeout(10):
-            while not self.store.up:  # noqa: ASYNC110 - it has no event for tests
-                await asyncio.sleep(0.01)
-
-    async def until_back(self) -> None:
-        """After Redis has gone for the first time."""
-        async with asyncio.timeout(10):
-            while self.store.lost == 0:  # noqa: ASYNC110 - it has no event for tests
-                await asyncio.sleep(0.01)
-        await self.until_up()
-
-
-@asynccontextmanager
-async def fleet(server: RedisServer, size: int) -> AsyncIterator[list[Replica]]:
-    replicas = [Replica(server, f"replica-{index}") for index in range(size)]
-    async with AsyncExitStack() as stack:
-        for replica in replicas:
-            await stack.enter_async_context(replica.running())
-        for replica in replicas:  # each has seen all
-            await replica.store._join(replica.store.client)
-        yield replicas
 
 
 @pytest.fixture(params=["local", pytest.param("redis", marks=needs_redis)])
@@ -95,18 +37,6 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         async with fleet(server, 1) as (replica,):
             assert replica.store.up
             yield replica.limits
-
-
-async def take(store: LimitStore, *subjects: Subject, tokens: int = 0) -> Verdict:
-    return await store.take(subjects, lease_id=f"lease-{next(_ids)}", tokens=tokens)
-
-
-async def until_free(store: LimitStore, subject: Subject, tokens: int = 0) -> Verdict:
-    """Settlements reach Redis in the background."""
-    async with asyncio.timeout(5):
-        while (verdict := await take(store, subject, tokens=tokens)).lease is None:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-    return verdict
 
 
 async def test_requests_of_a_minute_are_exact_when_they_come_at_once(store: LimitStore) -> None:
@@ -160,6 +90,18 @@ async def test_streams_at_a_time_are_exact_and_given_back(store: LimitStore) -> 
     store.settle(open_ones[0], None)  # once is enough
     await until_free(store, subject)
     assert (await take(store, subject)).kind == "streams"
+
+
+async def test_what_generates_nothing_takes_no_place_among_the_streams(store: LimitStore) -> None:
+    limits = Limits(concurrent_streams=1, requests_per_minute=10)
+    principal = Principal(tenant=Tenant(name="a", limits=limits))
+    subject = Subject("tenant:a", limits)
+    with await allowed(store, principal, tokens=5, headers=[], generates=False):
+        stream = await until_free(store, subject)
+        assert stream.requests is not None
+        assert stream.requests.remaining == 8, "it counts as a request"
+        with await allowed(store, principal, tokens=5, headers=[], generates=False):
+            assert (await take(store, subject)).kind == "streams"
 
 
 async def test_a_budget_holds_for_its_period(store: LimitStore) -> None:
@@ -235,6 +177,20 @@ def test_a_request_from_elsewhere_counts_where_it_still_does() -> None:
     limits.settle(old, 450)
     limits.settle(recent, 90)
     assert limits.statistics() == {"tenant:a": (1, 140, 0)}
+
+
+def test_what_was_used_beyond_the_estimate_is_of_the_budget_that_the_request_began_with() -> None:
+    now = 1_709_251_200.0 - 60  # 2024-02-29 23:59
+    limits = LocalLimits(clock=lambda: now)
+    subject = Subject("tenant:a", Limits(budget_tokens=1000))
+    early, late = [limits.take_now([subject], lease_id=name, tokens=100).lease for name in ("early", "late")]
+    assert early is not None
+    assert late is not None
+    limits.settle(early, 150)
+    assert limits.spendings() == {("tenant:a", "2024-02"): 250}
+    now += 120
+    limits.settle(late, 900)
+    assert limits.spendings() == {("tenant:a", "2024-03"): 0}
 
 
 # ---- a fleet -------------------------------------------------------------------------------------------

@@ -6,7 +6,9 @@ in common (rendezvous hashing). So all gateways agree, and an engine that goes o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import re
 from collections.abc import Iterable
 
 import msgspec
@@ -14,11 +16,14 @@ import msgspec
 __all__ = ["affinity_key", "favourite", "session_key"]
 
 _PREFIX_BYTES = 1024
-"""Of a prompt that is one text: longer ones that begin alike are taken as one conversation."""
+"""Of a prompt that is no list of messages: longer ones that begin alike are taken as one conversation."""
 _FIRST = 2
 """Messages that a conversation is known by: the system's and the first of the user."""
+_MOST_COMMAS = 50_000
+"""In what is taken apart into messages: so many, at the most, they are."""
 _MAX_SESSION_CHARS = 256
 
+_MESSAGES = re.compile(rb"\[\s*\{")
 _decode_list = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
@@ -51,10 +56,11 @@ def favourite(key: bytes, names: Iterable[str]) -> str:
 
 
 def _beginning(value: msgspec.Raw) -> list[bytes]:
-    try:
-        return [bytes(message) for message in _decode_list(value)[:_FIRST]]
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return [bytes(memoryview(value)[:_PREFIX_BYTES])]
+    view = memoryview(value)
+    if _MESSAGES.match(view) and (view.nbytes <= _MOST_COMMAS or bytes(view).count(b",") <= _MOST_COMMAS):
+        with contextlib.suppress(RecursionError):  # a message is nested deeply
+            return [bytes(message) for message in _decode_list(value)[:_FIRST]]
+    return [bytes(view[:_PREFIX_BYTES])]
 
 
 def _text(raw: msgspec.Raw | None) -> str | None:

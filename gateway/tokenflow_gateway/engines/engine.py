@@ -45,6 +45,8 @@ class Engine:
     """`rid` of the streams placed here."""
     answered: set[str] = field(default_factory=set)
     """Those of them whose answer is here in full: the engine is done, their clients are not."""
+    followed: int = 0
+    """Responses that it goes on with by itself, and is asked for now and then."""
     load: EngineLoad = field(default_factory=EngineLoad)
     breaker: Breaker = field(default_factory=Breaker)
     draining: bool = False

@@ -50,16 +50,22 @@ class EngineRegistry:
         without: Set[Engine] = frozenset(),
         among: Set[str] | None = None,
         wish: Wish = ANY,
+        streams: bool = True,
     ) -> Engine:
-        """The engine for a request that is not to wait for one; see `serving` and `Placement`."""
-        engine = self.placement.least_loaded(
-            self.serving(model, without=without, among=among), wish, self._clock()
-        )
-        self.sent_to(engine)
+        """The engine for a request that is not to wait for one; see `serving` and `Placement`.
+
+        `streams`: it is followed as a stream, and takes the place of one.
+        """
+        now = self._clock()
+        engine = self.placement.least_loaded(self.serving(model, without=without, among=among), wish, now)
+        if streams:
+            self.sent_to(engine)
+        else:
+            engine.breaker.sent(now)
         return engine
 
     def sent_to(self, engine: Engine) -> None:
-        """A request goes there."""
+        """A stream goes there."""
         now = self._clock()
         engine.load.sent(now)
         engine.breaker.sent(now)

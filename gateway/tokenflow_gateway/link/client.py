@@ -1,11 +1,12 @@
 """The gateway's end of the link to one engine's plugin.
 
-One task owns the DEALER socket: it says hello, pings, notices silence and starts over. Everybody else only
-queues messages, which never waits. Those of one turn of the event loop go to zmq together, as the next one
-begins, with those before that were not urgent: to wake zmq's thread costs more than the messages. Requests to
-engines are written behind them, so that a stream's announcement is ahead of its request. While the link is
-down messages are dropped: at the next welcome the live streams are announced anew, and streams go on without
-a link as the stock engine serves them.
+Callbacks of the event loop own the DEALER socket: they read it, say hello, ping and notice silence. A task
+waits until that is over, and starts anew. Everybody else only queues messages, which never waits. Those of
+one turn of the event loop go to zmq together, as the next one begins, with those before that were not
+urgent: to wake zmq's thread costs more than the messages. Requests to engines are written behind them, so
+that a stream's announcement is ahead of its request. While the link is down messages are dropped: at the
+next welcome the live streams are announced anew, and streams go on without a link as the stock engine
+serves them.
 """
 
 from __future__ import annotations
@@ -178,9 +179,14 @@ class EngineLink:
             pause_s = self._read(self._socket)
             if pause_s is None:
                 self._keep_alive()
-            else:
+            elif not self._over.done():
                 self._over.set_result(pause_s)
         except Exception as error:  # noqa: BLE001 - raised in the task, which waits for it
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """The connection is over; the task begins another."""
+        if not self._over.done():
             self._over.set_exception(error)
 
     def _new_socket(self) -> zmq.Socket[bytes]:
@@ -315,18 +321,27 @@ class EngineLink:
         """What was posted before this turn of the loop."""
         if self._socket is not None and self._unsent:
             self._flush()
-            if int(self._socket.get(zmq.EVENTS)) & _READABLE:
-                self._loop.call_soon(self._look)
 
     def _flush(self) -> bool:
         """Give the socket what was posted. False if it does not take it all now: the engine does not read."""
         assert self._socket is not None
-        send, unsent = self._socket.send, self._unsent
-        self._stuck = False
         try:
-            while unsent:
-                send(unsent[0], zmq.NOBLOCK)
-                unsent.popleft()
-        except zmq.Again:
-            self._stuck = True
+            self._stuck = not _all_sent(self._socket, self._unsent)
+            if int(self._socket.get(zmq.EVENTS)) & _READABLE:
+                self._loop.call_soon(self._look)
+        except zmq.ZMQError as error:
+            self._fail(error)
+            return False
         return not self._stuck
+
+
+def _all_sent(socket: zmq.Socket[bytes], unsent: deque[bytes]) -> bool:
+    """Whether the socket takes all of it now, in order."""
+    send = socket.send
+    try:
+        while unsent:
+            send(unsent[0], zmq.NOBLOCK)
+            unsent.popleft()
+    except zmq.Again:
+        return False
+    return True

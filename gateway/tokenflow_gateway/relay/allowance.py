@@ -50,7 +50,7 @@ async def allowed(
     """Count a request as one of its tenant's and key's, until the context is left. Raises `RateLimited`.
 
     `headers` of its answer get the ``x-ratelimit-*`` ones. One that `generates` nothing needs no place among
-    the streams at a time.
+    the streams at a time, and takes none.
     """
     subjects = subjects_of(principal)
     if not generates:
@@ -61,6 +61,9 @@ async def allowed(
     headers += quota_headers(verdict)
     if verdict.lease is None:
         raise _refusal(verdict, tokens)
+    if not generates:
+        limits.settle(verdict.lease, None)
+        return Allowance(limits, None)
     return Allowance(limits, verdict.lease)
 
 

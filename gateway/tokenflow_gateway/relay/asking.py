@@ -108,12 +108,21 @@ class Asking:
         among: Set[str] | None = None,
         wish: Wish = ANY,
         first: Engine | None = None,
+        streams: bool = True,
     ) -> Attempts:
         """`among`: names of the engines that may be asked; `first`: the one that has been chosen already.
 
-        Raises `ModelNotFound` or `NoEngine`.
+        `streams`: see `EngineRegistry.pick`. Raises `ModelNotFound` or `NoEngine`.
         """
-        return Attempts(self.registry, model, most=self.max_attempts, among=among, wish=wish, first=first)
+        return Attempts(
+            self.registry,
+            model,
+            most=self.max_attempts,
+            among=among,
+            wish=wish,
+            first=first,
+            streams=streams,
+        )
 
     def ask(
         self, request: Request, engine: Engine, body: bytes | None, own_headers: Iterable[Header] = ()

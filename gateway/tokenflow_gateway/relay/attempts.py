@@ -39,14 +39,19 @@ class Attempts:
         among: Set[str] | None = None,
         wish: Wish = ANY,
         first: Engine | None = None,
+        streams: bool = True,
     ) -> None:
-        """`first`: where it has been chosen already. Raises `ModelNotFound` or `NoEngine`."""
+        """`first`: where it has been chosen already; `streams`: see `EngineRegistry.pick`.
+
+        Raises `ModelNotFound` or `NoEngine`.
+        """
         self._registry = registry
         self._model = model
         self._most = most
         self._among = among
         self._wish = wish
-        self.first = first or registry.pick(model, among=among, wish=wish)
+        self._streams = streams
+        self.first = first or registry.pick(model, among=among, wish=wish, streams=streams)
         self._tried = {self.first}
 
     def another(self) -> Engine | None:
@@ -54,7 +59,13 @@ class Attempts:
         if len(self._tried) >= self._most:
             return None
         try:
-            engine = self._registry.pick(self._model, without=self._tried, among=self._among, wish=self._wish)
+            engine = self._registry.pick(
+                self._model,
+                without=self._tried,
+                among=self._among,
+                wish=self._wish,
+                streams=self._streams,
+            )
         except (ModelNotFound, NoEngine):
             return None
         self._tried.add(engine)

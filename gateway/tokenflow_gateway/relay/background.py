@@ -15,13 +15,16 @@ from tokenflow_gateway.relay.asking import Asking, Request
 from tokenflow_gateway.relay.dialects import Document
 from tokenflow_gateway.relay.errors import BadStream, EngineUnreachable, RelayError
 from tokenflow_gateway.relay.stream import End
+from tokenflow_gateway.relay.upstream import EngineRequest
 
-__all__ = ["end_of", "response_ended"]
+__all__ = ["cancel", "end_of", "response_ended"]
 
 _SHORTEST_S: Final = 0.2
 _LONGEST_S: Final = 5.0
 _SHARE: Final = 0.1
 """Of the time that it has run: so much later than it ends this is noticed, between the two above."""
+_MOST_A_SECOND: Final = 100.0
+"""Questions to one engine; where it has many such responses, each is asked for less often."""
 _TRIES: Final = 5
 """In a row that the engine may leave without the answer, each a second later than the last."""
 _ANSWER_WITHIN_S: Final = 10.0
@@ -34,19 +37,28 @@ def end_of(document: Document) -> End:
     return _ENDS.get(document.status, "finished")
 
 
+def cancel(asking: Asking, request: Request, engine: Engine, response_id: str) -> EngineRequest:
+    """The request by which its engine gives up a response that it knows by a name of its own."""
+    return _request(asking, request, engine, "POST", response_id, "/cancel")
+
+
 async def response_ended(
     asking: Asking, request: Request, engine: Engine, response_id: str, *, max_bytes: int
 ) -> Document:
     """What the engine says of the response at its end. No client waits for this.
 
-    Raises `TotalTimeout`, or another `RelayError` where the engine cannot tell, or does not know it any more.
+    Raises `TotalTimeout`, `BadStream` where the engine does not know it any more, or another `RelayError`
+    where it cannot tell.
     """
     until = request.total.until
+    engine.followed += 1
     try:
         async with asyncio.timeout_at(None if until == math.inf else until):
             return await _wait(asking, request, engine, response_id, max_bytes)
     except TimeoutError:
         raise request.total.expired() from None
+    finally:
+        engine.followed -= 1
 
 
 async def _wait(
@@ -57,7 +69,8 @@ async def _wait(
     begun, failures = loop.time(), 0
     while True:
         share_s = (loop.time() - begun) * _SHARE
-        await asyncio.sleep(min(max(_SHORTEST_S, share_s, failures), _LONGEST_S))
+        pause_s = min(max(_SHORTEST_S, share_s, failures), _LONGEST_S)
+        await asyncio.sleep(max(pause_s, engine.followed / _MOST_A_SECOND))
         try:
             document = await _look(asking, request, engine, response_id, max_bytes)
         except RelayError:
@@ -74,16 +87,7 @@ async def _look(
     asking: Asking, request: Request, engine: Engine, response_id: str, max_bytes: int
 ) -> Document:
     """Raises a `RelayError` unless the engine answers with a response."""
-    exchange = request.exchange
-    asked = asking.upstream.request(
-        engine,
-        "GET",
-        f"/v1/responses/{quote(response_id, safe='')}",
-        headers=exchange.headers,
-        request_id=exchange.request_id,
-        body=None,
-        connect_s=request.timeouts.connect_s,
-    )
+    asked = _request(asking, request, engine, "GET", response_id)
     body = bytearray()
     try:
         async with asyncio.timeout(_ANSWER_WITHIN_S), asked as answer:
@@ -95,5 +99,21 @@ async def _look(
         raise EngineUnreachable(f"the engine told nothing of a response in {_ANSWER_WITHIN_S:g} s") from error
     document = request.dialect.document(bytes(body))
     if answer.status != 200 or document.status is None:
-        raise EngineUnreachable(f"the engine does not tell of a response: it answered {answer.status}")
+        raise BadStream(f"the engine does not tell of a response: it answered {answer.status}")
     return document
+
+
+def _request(
+    asking: Asking, request: Request, engine: Engine, method: str, response_id: str, what: str = ""
+) -> EngineRequest:
+    """As its client would ask."""
+    exchange = request.exchange
+    return asking.upstream.request(
+        engine,
+        method,
+        f"/v1/responses/{quote(response_id, safe='')}{what}",
+        headers=exchange.headers,
+        request_id=exchange.request_id,
+        body=None,
+        connect_s=request.timeouts.connect_s,
+    )

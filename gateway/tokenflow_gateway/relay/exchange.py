@@ -65,9 +65,8 @@ class ClientConnection(Protocol):
     def begin(self, fixed: bytes, headers: Iterable[Header], send: Send) -> bool:
         """Begin an answer of status 200 in chunks. False if its headers must go by `send`.
 
-        `fixed`: the lines of headers that are the same in all such answers, beside `headers`.
-
-        They must if it is not the connection's own: somebody in between may add to them.
+        They must if it is not the connection's own: somebody in between may add to them. `fixed`: the lines
+        of headers that are the same in all such answers, beside `headers`.
         """
 
     def write(self, data: bytes) -> None:
@@ -103,6 +102,8 @@ class Exchange:
         """The answer has come to its end: nothing more can be told."""
         self.trace: RequestTrace | None = None
         """Where telemetry is on."""
+        self.on_over: Callable[[], None] | None = None
+        """See `over`."""
         self.own_headers: list[Header] = []
         """What each answer says beside its own headers, whatever it is."""
         self._body_read = False
@@ -208,6 +209,12 @@ class Exchange:
         ended = self.connection is not None and self.connection.end(data)
         self.complete = self.complete or ended
         return ended
+
+    def over(self) -> None:
+        """The client has its answer, or gets no more of it: who counts it is told, once."""
+        on_over, self.on_over = self.on_over, None
+        if on_over is not None:
+            on_over()
 
     async def break_off(self) -> None:
         """Leave the answer unfinished, in a way that a client which does not read cannot hold up."""

@@ -24,7 +24,7 @@ from tokenflow_gateway.relay.answer import (
 )
 from tokenflow_gateway.relay.asking import BUSY, Asking, Request
 from tokenflow_gateway.relay.attempts import Attempts, retry_reason
-from tokenflow_gateway.relay.background import end_of, response_ended
+from tokenflow_gateway.relay.background import cancel, end_of, response_ended
 from tokenflow_gateway.relay.delivery import Delivery
 from tokenflow_gateway.relay.dialects import Dialect, Document, Meter
 from tokenflow_gateway.relay.entry import Entered, Entry
@@ -189,7 +189,9 @@ class Generations:
         head = EventHead(exchange, stream, handle=f"{stream.rid}.{self.capabilities.grant(stream.rid)}")
         try:
             async with KeepAlive.of(asked.keep_alive, asked.request.dialect, stream, head, delivery, meter):
-                await self._ask(asked, stream, head, delivery, meter, attempts, outcome)
+                document = await self._ask(asked, stream, head, delivery, meter, attempts, outcome)
+            if document.is_pending:
+                await self._outlast(asked, stream, document, outcome)
         except ClientGone:
             outcome.end, outcome.next = "client_gone", None
         except RelayError as error:
@@ -214,8 +216,11 @@ class Generations:
         meter: Meter,
         attempts: Attempts,
         outcome: Outcome,
-    ) -> None:
-        """The engine's answer, whatever it is. Raises `ClientGone` or a `RelayError`."""
+    ) -> Document:
+        """The engine's answer, whatever it is: what it says, if it is one document.
+
+        Raises `ClientGone` or a `RelayError`.
+        """
         request, dialect, engine = asked.request, asked.request.dialect, stream.engine
         idle_s = request.timeouts.idle_s
         rid = stream.rid if engine.kind == "sglang" else None
@@ -246,19 +251,23 @@ class Generations:
                     max_bytes=self.settings.max_answer_bytes,
                 )
                 outcome.end = "finished"
-        if document.is_pending:
-            await self._outlast(request, stream, document, outcome)
+        return document
 
-    async def _outlast(self, request: Request, stream: Stream, document: Document, outcome: Outcome) -> None:
+    async def _outlast(self, asked: _Asked, stream: Stream, document: Document, outcome: Outcome) -> None:
         """The engine has only begun, whatever its answer to the client: wait for the end of the response."""
+        request, response_id = asked.request, document.response_id
         outcome.untold = True
-        if document.response_id is None:
+        if response_id is None:
             return  # it cannot be asked for
+        request.exchange.over()
+        request.body = b""  # there may be many, for long, and no other engine is asked now
+        asked.parsed.clear()
+        if stream.engine.kind != "sglang":
+            stream.abort = cancel(self.asking, request, stream.engine, response_id)
         most = self.settings.max_answer_bytes
-        document = await response_ended(
-            self.asking, request, stream.engine, document.response_id, max_bytes=most
-        )
+        document = await response_ended(self.asking, request, stream.engine, response_id, max_bytes=most)
         note_document(stream, document)
+        stream.delivered = stream.received
         stream.answered = True
         outcome.untold = document.usage is None
         outcome.end = end_of(document)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -75,14 +76,13 @@ class Relay:
         dialect = dialect_of(exchange.path)
         if self.telemetry is not None:
             exchange.trace = self.telemetry.request(exchange)
+        exchange.on_over = partial(self._over, exchange)
         try:
             await self._answer(exchange, dialect)
         except asyncio.CancelledError:  # the server's grace is over
             await self._tell_in_time(exchange, dialect, ShuttingDown())
         finally:
-            self._count_response(exchange)
-            if exchange.trace is not None:
-                exchange.trace.end(exchange.status)
+            exchange.over()
 
     async def _answer(self, exchange: Exchange, dialect: Dialect) -> None:
         """Whatever comes of the request, told to its client."""
@@ -155,7 +155,7 @@ class Relay:
         body = without_priority(request.body)
         among = request.principal.engines if keeper is None else {keeper.name}
         with await self.entry.passed(request):
-            attempts = self.asking.attempts(_model_of(body), among=among, first=keeper)
+            attempts = self.asking.attempts(_model_of(body), among=among, first=keeper, streams=False)
             engine: Engine | None = attempts.first
             while engine is not None:
                 engine = await self._pass_to(engine, request, body or None, attempts)
@@ -216,8 +216,10 @@ class Relay:
         except TimeoutError:
             await exchange.break_off()
 
-    def _count_response(self, exchange: Exchange) -> None:
+    def _over(self, exchange: Exchange) -> None:
         self.metrics.response_begun(route_of(exchange.path) or "other", exchange.status)
+        if exchange.trace is not None:
+            exchange.trace.end(exchange.status)
 
 
 class _Model(msgspec.Struct):

@@ -16,6 +16,7 @@ from tokenflow_gateway.tenants.model import Grant
 
 if TYPE_CHECKING:
     from tokenflow_gateway.engines.engine import Engine
+    from tokenflow_gateway.relay.upstream import EngineRequest
     from tokenflow_gateway.telemetry.traces import AttemptTrace
 
 __all__ = ["End", "Stream", "StreamTable"]
@@ -72,6 +73,8 @@ class Stream:
     """Bytes for the client that wait in the gateway."""
     answered: bool = False
     """The engine has sent the whole answer, so there is nothing to abort."""
+    abort: EngineRequest | None = None
+    """What has an engine give it up that is no SGLang, where it goes on with it without a connection."""
     on_reader_change: Callable[[], None] | None = None
     """Called when something new is known of the reader, by whom the stream waits for it."""
     trace: AttemptTrace | None = None

@@ -185,9 +185,9 @@ class Upstream:
             may_replace=may_replace,
         )
 
-    async def abort(self, engine: Engine, rid: str) -> None:
-        """Ask an SGLang without our plugin to stop a request. Raises `RelayError`."""
-        async with self.request(
+    def abort(self, engine: Engine, rid: str) -> EngineRequest:
+        """What asks an SGLang without our plugin to stop a request."""
+        return self.request(
             engine,
             "POST",
             "/abort_request",
@@ -195,9 +195,7 @@ class Upstream:
             request_id=rid,
             body=msgspec.json.encode({"rid": rid}),
             connect_s=_ABORT_CONNECT_S,
-        ) as response:
-            while await response.content.readany():
-                pass
+        )
 
 
 @lru_cache(maxsize=128)

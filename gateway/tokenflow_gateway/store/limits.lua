@@ -5,9 +5,10 @@
 -- ARGV[1] is what to do:
 --   take     id, tokens, lease seconds, process, and for each subject: limits of requests, tokens, open requests,
 --            budget (-1: none), seconds until the budget's period ends; at last the epoch, which the last key has
---   settle   id, change of tokens, slot they were taken in, process, and for each subject the limit of tokens
---            (-1: none), beyond which they are owed
---   restore  id, tokens, slot, lease seconds: a request that may not be known; what it spends is told by `spent`
+--   settle   id, change of tokens, slot they were taken in, process, tokens if it may not be known (-1: it is), and for
+--            each subject the limit of tokens (-1: none), beyond which they are owed; at last the epoch, which the
+--            last key has; the one before it is for the script to remember that this was done
+--   restore  id, tokens, slot, lease seconds: an open request that may not be known; what it spends is told by `spent`
 --   spent    process, tokens: so much it has spent of one budget, which is the only key here
 --   recorded process, tokens, ...: the same, but each at least so much
 -- The answer of `take`: the time in microseconds, what lacks room ('' if nothing), the number of its subject,
@@ -157,9 +158,17 @@ local function spent_by(key, process)
   return tonumber(redis.call('HGET', key, process) or 0)
 end
 
+local function has_forgotten()
+  return redis.call('GET', KEYS[#KEYS]) ~= ARGV[#ARGV]
+end
+
+local function forgotten()
+  return redis.error_reply('FORGOTTEN this is not the Redis that it was')
+end
+
 local function take(id, tokens, lease_s, process)
-  if redis.call('GET', KEYS[#KEYS]) ~= ARGV[#ARGV] then
-    return redis.error_reply('FORGOTTEN this is not the Redis that it was')
+  if has_forgotten() then
+    return forgotten()
   end
   local kind, whose, wait_ms, seen = '', 0, 0, {}
   local function lacks(what, subject, for_ms)
@@ -207,20 +216,6 @@ local function take(id, tokens, lease_s, process)
   return answer
 end
 
-local function settle(id, change, slot, process)
-  for key = 0, #KEYS - 4, 4 do
-    local was_open = redis.call('ZREM', KEYS[key + 3], id) == 1
-    if change > 0 then
-      use_more(KEYS[key + 2], change, tonumber(ARGV[6 + key / 4]))
-      charge(KEYS[key + 4], process, change)
-    elseif change < 0 and was_open then -- nothing is given back twice
-      charge(KEYS[key + 4], process, change)
-      use_less(KEYS[key + 2], -change, slot)
-    end
-  end
-  return 1
-end
-
 local function restore(id, tokens, slot, lease_s)
   slot = math.min(slot, now_slot)
   for key = 0, #KEYS - 4, 4 do
@@ -230,6 +225,28 @@ local function restore(id, tokens, slot, lease_s)
     end
     redis.call('ZADD', KEYS[key + 3], now_us / 1000000 + lease_s, id)
     redis.call('EXPIRE', KEYS[key + 3], OPEN_S)
+  end
+  return 1
+end
+
+local function settle(id, change, slot, process, tokens)
+  if has_forgotten() then
+    return forgotten()
+  end
+  local adds = change > 0 or tokens >= 0
+  local again = adds and not redis.call('SET', KEYS[#KEYS - 1], 1, 'NX', 'EX', OPEN_S) -- the answer got lost
+  if tokens >= 0 and not again then
+    restore(id, tokens, slot, 0)
+  end
+  for key = 0, #KEYS - 4, 4 do
+    local was_open = redis.call('ZREM', KEYS[key + 3], id) == 1
+    if change > 0 and not again then
+      use_more(KEYS[key + 2], change, tonumber(ARGV[7 + key / 4]))
+      charge(KEYS[key + 4], process, change)
+    elseif change < 0 and was_open then -- nothing is given back twice
+      charge(KEYS[key + 4], process, change)
+      use_less(KEYS[key + 2], -change, slot)
+    end
   end
   return 1
 end
@@ -248,7 +265,7 @@ end
 if ARGV[1] == 'take' then
   return take(ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5])
 elseif ARGV[1] == 'settle' then
-  return settle(ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5])
+  return settle(ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]))
 elseif ARGV[1] == 'restore' then
   return restore(ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5]))
 elseif ARGV[1] == 'spent' then

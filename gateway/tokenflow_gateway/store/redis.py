@@ -67,7 +67,9 @@ class FleetStore:
         self.on_beat: list[Callable[[], Awaitable[None]]] = []
         """Called every two seconds while it is there."""
         self.epoch = ""
-        """What this Redis is known by, until it forgets."""
+        """What the Redis that was met last is known by, until it forgets."""
+        self._told_epoch = ""
+        """Of the one that has been told everything."""
         self._gone = asyncio.Event()
         self._said: str | None = None
 
@@ -125,14 +127,14 @@ class FleetStore:
 
     async def _try(self) -> bool:
         try:
-            epoch = await self._meet()
-            forgotten = self.epoch not in {"", epoch}
+            self.epoch = await self._meet()
+            forgotten = self._told_epoch not in {"", self.epoch}
             for tell in self.on_return:
                 await tell(forgotten)
         except StoreDown as error:
             self._fail(str(error))
             return False
-        self.epoch, self.up, self._said = epoch, True, None
+        self._told_epoch, self.up, self._said = self.epoch, True, None
         _log.info("redis is there", replicas=self.replicas, forgotten=forgotten)
         return True
 

@@ -30,12 +30,8 @@ class ScriptQueue:
         self._waiting: list[tuple[Call, asyncio.Future[Any]]] = []
         self._news = asyncio.Event()
 
-    async def call(self, keys: list[str], args: list[Value]) -> Any:
-        """The script's answer. Raises `StoreDown`."""
-        return await self.post(keys, args)
-
     def post(self, keys: list[str], args: list[Value]) -> asyncio.Future[Any]:
-        """The same for those who do not wait: the future may end with `StoreDown`."""
+        """The script's answer, or `StoreDown`."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._store.up:
             self._waiting.append(((keys, args), future))

@@ -17,6 +17,7 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
@@ -45,9 +46,11 @@ __all__ = ["SharedLimits"]
 _log = structlog.stdlib.get_logger("tokenflow.store")
 
 _SCRIPT: Final = (files("tokenflow_gateway.store") / "limits.lua").read_text(encoding="utf-8")
-_RECONCILE_S: Final = 10.0
 _OPEN_KEPT_S: Final = 3600
 """After the last renewal, as in the script."""
+_LAST_WITHIN_S: Final = 2.0
+_FEW: Final = 1000
+"""Requests that are not worth looking through for those that count no more."""
 
 
 @dataclass(slots=True)
@@ -55,6 +58,8 @@ class _Taken:
     """A request of this replica, until it has ended and counts no more."""
 
     lease: Lease
+    used_at: float
+    """When it last used something: it counts for a minute from then."""
     change: int = 0
     """What it has used beyond what was taken, once it has ended."""
     open: bool = True
@@ -72,10 +77,12 @@ class SharedLimits:
         store: FleetStore,
         local: LocalLimits,
         *,
-        recorded: Callable[[], Awaitable[Sequence[Spent]]],
+        recorded: Callable[[], Awaitable[Sequence[Spent] | None]],
         processes: int = 1,
     ) -> None:
         """`recorded`: what is spent of budgets, by the record of usage; asked for where Redis may not know.
+
+        Where it is None, the record cannot be read, and what was read before holds.
 
         `processes`: so many share the Redis at least, whether or not they have been seen there.
         """
@@ -86,6 +93,12 @@ class SharedLimits:
         self._processes = processes
         self._calls = ScriptQueue(store, _SCRIPT)
         self._taken: dict[str, _Taken] = {}
+        self._kept = 0
+        """How many there were when those were dropped that count no more."""
+        self._epoch = ""
+        """Of the Redis that knows what is marked so."""
+        self._last_end: asyncio.Future[Any] | None = None
+        """Of a request, as Redis is told of it."""
         store.on_return.append(self._reconcile)
         store.on_beat.append(self._renew)
 
@@ -110,16 +123,22 @@ class SharedLimits:
             return
         taken.open = False
         taken.change = 0 if tokens is None else tokens - lease.tokens
+        if taken.change > 0:
+            taken.used_at = self._store.now
         if taken.shared:
-            told = self._calls.post(*self._settle_call(taken))
-            told.add_done_callback(partial(_note_settled, taken))
+            self._last_end = self._calls.post(*self._settle_call(taken))
+            self._last_end.add_done_callback(partial(_note_settled, taken))
+
+    async def aclose(self) -> None:
+        """Wait until Redis knows the ends of all requests, or cannot be told."""
+        if self._last_end is not None:  # all before it are sent before it
+            await asyncio.wait({self._last_end}, timeout=_LAST_WITHIN_S)
 
     async def remember(self, recorded: Sequence[Spent]) -> None:
         """What is on record counts as spent: in Redis at once, if it is there."""
         self._recorded = recorded
         with contextlib.suppress(StoreDown):
-            async with self._store.asking() as client:
-                await self._send(client, self._recorded_calls())
+            await self._send(self._recorded_calls(), self._store.asking)
 
     # ---- with Redis --------------------------------------------------------------------------------
 
@@ -147,7 +166,7 @@ class SharedLimits:
             )
         lease = Lease(lease_id, tuple(subjects), tokens, at / 1e6)
         self._local.record(lease)
-        self._taken[lease_id] = _Taken(lease)
+        self._taken[lease_id] = _Taken(lease, lease.at)
         return Verdict(lease=lease, requests=requests, tokens=quota)
 
     def _give_back(
@@ -187,10 +206,12 @@ class SharedLimits:
         return [*self._keys(subjects, now), epoch], [*args, self._store.epoch]
 
     def _settle_call(self, taken: _Taken) -> Call:
-        lease, process = taken.lease, self._store.member
-        args: list[str | int | float] = ["settle", lease.id, taken.change, slot_of(lease.at), process]
+        lease, unknown = taken.lease, -1 if taken.shared else taken.lease.tokens
+        args: list[str | int | float] = ["settle", lease.id, taken.change, slot_of(lease.at)]
+        args += [self._store.member, unknown]
         args += [_number(subject.limits.tokens_per_minute) for subject in lease.subjects]
-        return self._keys(lease.subjects, lease.at), args
+        done, epoch = self._store.key("limits", "settled", lease.id), self._store.key("epoch")
+        return [*self._keys(lease.subjects, lease.at), done, epoch], [*args, self._store.epoch]
 
     async def _renew(self) -> None:
         """Keep the open requests of this replica from counting as those of a dead one."""
@@ -216,13 +237,14 @@ class SharedLimits:
             await pipe.execute()
 
     def _forget(self) -> None:
-        """Drop what has ended, is known to Redis, and counts no more."""
+        """Drop what has ended and counts no more, but for those of which Redis knows that they began only."""
         oldest = self._store.now - SLOTS * SLOT_S
         self._taken = {
             name: taken
             for name, taken in self._taken.items()
-            if taken.open or not taken.settled or taken.lease.at > oldest
+            if taken.open or taken.used_at > oldest or (taken.shared and not taken.settled)
         }
+        self._kept = len(self._taken)
 
     # ---- without Redis -----------------------------------------------------------------------------
 
@@ -232,49 +254,67 @@ class SharedLimits:
         if verdict.lease is None:
             return verdict
         lease = verdict.lease._replace(at=self._store.now)
-        self._taken[lease_id] = _Taken(lease, shared=False)
+        if len(self._taken) > max(_FEW, 2 * self._kept):
+            self._forget()
+        self._taken[lease_id] = _Taken(lease, lease.at, shared=False)
         return replace(verdict, lease=lease)
 
-    async def _reconcile(self, forgotten: bool) -> None:
-        """Tell a Redis that is back what it does not know. What comes meanwhile is told, too."""
+    async def _reconcile(self, _forgotten: bool) -> None:
+        """Tell a Redis that is back what it does not know. What comes meanwhile is told, too.
+
+        If it goes again before it knows all, it is told the rest when it is back.
+        """
+        if self._store.epoch != self._epoch:
+            recorded = await self._read_record()
+            if recorded is not None:
+                self._recorded = recorded
+            for taken in self._taken.values():
+                taken.shared = taken.settled = False
+            self._epoch = self._store.epoch
         self._forget()
-        if forgotten or not self._store.epoch:
-            self._recorded = await self._read_record()
-        async with self._store.reaching(_RECONCILE_S) as client:
-            if forgotten:
-                for taken in self._taken.values():
-                    taken.shared = taken.settled = False
+        async with self._store.reaching() as client:
+            await self._hold(client, those_known=False)
+        await self._send(self._recorded_calls(), self._store.reaching)
+        restored, told = 0, dict[tuple[str, str], int]()
+        while True:
+            if untold := self._untold():
+                changed = {subject.name for taken in untold for subject in taken.lease.subjects}
+                told = {at: tokens for at, tokens in told.items() if at[0] not in changed}
+                for at in range(0, len(untold), AT_ONCE):
+                    restored += await self._tell(untold[at : at + AT_ONCE])
+            elif spent := {at: tokens for at, tokens in self._spent().items() if told.get(at) != tokens}:
+                calls = [self._spent_call(*at, tokens) for at, tokens in spent.items()]
+                await self._send(calls, self._store.reaching)
+                told |= spent
             else:
-                await self._hold(client, those_known=False)
-            await self._send(client, self._recorded_calls())
-            restored, told = 0, dict[tuple[str, str], int]()
-            while True:
-                if unknown := self._unknown():
-                    await self._send(client, [self._restore_call(taken) for taken in unknown])
-                    for taken in unknown:
-                        taken.shared = True
-                    restored += len(unknown)
-                elif ended := self._unsettled():
-                    await self._send(client, [self._settle_call(taken) for taken in ended])
-                    for taken in ended:
-                        taken.settled = True
-                elif (spent := self._spent()) != told:
-                    await self._send(client, [self._spent_call(*at, tokens) for at, tokens in spent.items()])
-                    told = spent
-                else:
-                    break
+                break
         if restored:
             _log.info("redis was told of requests that it did not know", requests=restored)
 
-    async def _send(self, client: Redis, calls: list[Call]) -> None:
+    async def _send(
+        self, calls: list[Call], reaching: Callable[[], AbstractAsyncContextManager[Redis]]
+    ) -> None:
         for at in range(0, len(calls), AT_ONCE):
-            await send_calls(client, self._calls.script, calls[at : at + AT_ONCE])
+            async with reaching() as client:
+                await send_calls(client, self._calls.script, calls[at : at + AT_ONCE])
 
-    def _unknown(self) -> list[_Taken]:
-        return [taken for taken in self._taken.values() if not taken.shared]
+    def _untold(self) -> list[_Taken]:
+        """What Redis does not know, or not that it has ended."""
+        return [
+            taken for taken in self._taken.values() if not (taken.shared and (taken.open or taken.settled))
+        ]
 
-    def _unsettled(self) -> list[_Taken]:
-        return [taken for taken in self._taken.values() if not taken.open and not taken.settled]
+    async def _tell(self, untold: list[_Taken]) -> int:
+        """In one round trip. Returns how many of them Redis did not know."""
+        ended = [taken for taken in untold if not taken.open]
+        unknown = [taken for taken in untold if not taken.shared]
+        calls = [self._restore_call(taken) if taken.open else self._settle_call(taken) for taken in untold]
+        await self._send(calls, self._store.reaching)
+        for taken in unknown:
+            taken.shared = True
+        for taken in ended:
+            taken.settled = True
+        return len(unknown)
 
     def _restore_call(self, taken: _Taken) -> Call:
         lease = taken.lease

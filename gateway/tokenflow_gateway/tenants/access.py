@@ -160,6 +160,6 @@ def _tokens(headers: Headers) -> list[str]:
             scheme, _, token = value.decode("latin-1").strip().partition(" ")
             if scheme.lower() == "bearer":
                 found.append(token.strip())
-        elif name == b"x-api-key":
+        elif name in CREDENTIALS:
             found.append(value.decode("latin-1").strip())
     return found

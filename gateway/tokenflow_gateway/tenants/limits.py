@@ -190,7 +190,7 @@ class LocalLimits:
                 continue
             account.tokens.change(slot, change, subject.limits.tokens_per_minute, now)
             self._budget(account, subject, now)
-            if change > 0 or account.period == period_of(subject.limits.budget_period, lease.at)[0]:
+            if account.period == period_of(subject.limits.budget_period, lease.at)[0]:
                 account.spent = max(0, account.spent + change)
 
     def end_all(self, prefix: str) -> None:

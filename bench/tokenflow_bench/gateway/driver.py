@@ -155,8 +155,11 @@ class _EngineConnection:
 class Client:
     """A client's connection to a gateway. `on_events(client, count)` is called as events arrive."""
 
-    def __init__(self, driver: Driver, port: int, *, receive_buffer: int | None = None) -> None:
+    def __init__(
+        self, driver: Driver, port: int, *, key: str = events.KEY, receive_buffer: int | None = None
+    ) -> None:
         self._driver = driver
+        self._key = key
         self.sock = socket.socket()
         if receive_buffer is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -187,7 +190,7 @@ class Client:
         self.sock.send(
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nuser-agent: bench\r\naccept: */*\r\n"
             b"content-type: application/json\r\nauthorization: Bearer %b\r\n"
-            b"content-length: %d\r\n\r\n%b" % (events.KEY.encode(), len(body), body)
+            b"content-length: %d\r\n\r\n%b" % (self._key.encode(), len(body), body)
         )
 
     def close(self) -> None:

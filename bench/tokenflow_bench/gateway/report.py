@@ -10,10 +10,14 @@ from typing import Any
 from tokenflow_bench.gateway.targets import PACKAGES
 from tokenflow_bench.spread import Spread
 from tokenflow_bench.tables import Table, number, spread
+from tokenflow_gateway.config import DeliverySettings
 
 __all__ = ["page", "text"]
 
 OURS, NGINX, DIRECT = "TokenFlow", "nginx", "no gateway"
+_HELD_KB = DeliverySettings().max_buffered_bytes / 1024
+_READ_KB = 16.0
+"""What a read may bring beyond that, before the engine is not read any further."""
 _KEPT = re.compile(r"<!-- by hand -->.*?<!-- end -->\n", re.DOTALL)
 
 
@@ -36,6 +40,7 @@ _ROWS = (
     _Row("CPU per request, stream of one chunk, us", "requests", "request_us", 0),
     _Row("memory per open idle stream, kB", "memory", "stream_kb"),
     _Row("client stops reading: engine's bytes taken in, kB", "stalled_client", "stalled_taken_kb", 0),
+    _Row("client stops reading: bytes that wait for it, kB", "stalled_client", "stalled_held_kb", 0),
     _Row("client stops reading: growth of the process, kB", "stalled_client", "stalled_grown_kb", 0),
     _Row("client leaves before the first event: engine sees it, ms", "aborts", "abort_before_ms", 2),
     _Row("client leaves after the first event: engine sees it, ms", "aborts", "abort_after_ms", 2),
@@ -64,6 +69,13 @@ _TARGETS = (
     _Target("500 streams of 50/s: transit P99", "paced500_transit_p99_ms", 5.0, 1.5, " ms"),
     _Target("CPU per request", "request_us", 250, 120, " us"),
     _Target("memory per open idle stream", "stream_kb", 30, 15, " kB"),
+    _Target(
+        f"client stops reading: of the configured {_HELD_KB:g} kB (and a read)",
+        "stalled_held_kb",
+        _HELD_KB + _READ_KB,
+        _HELD_KB + _READ_KB,
+        " kB",
+    ),
     _Target("client leaves before the first event", "abort_before_ms", 10, 2, " ms"),
     _Target("client leaves after it", "abort_after_ms", 10, 2, " ms"),
     _Target("LiteLLM's CPU per saturated chunk, of ours", "saturated_us", 30, 50, " x", "LiteLLM"),
@@ -91,8 +103,10 @@ Written by `{document["command"]}` on {document["at"]} in {took_min:.1f} minutes
 One core for the gateway, another for the mock engine, the clients and the engine's end of the link. Chunks
 of 250 to 300 bytes, as SGLang sends them; 450 with the usage that TokenFlow asks for and takes out again. CPU
 is that of all the gateway's threads, by the system's accounts. The gateways take turns; medians, and the
-range over the rounds. Everything is on in TokenFlow: metering, the kernel's view of clients, reports to a
-linked engine, metrics. *Saturated*: 100 streams, a chunk is sent once the client has the one before.
+range over the rounds. Everything is on in TokenFlow: a key is asked for, its tenant's limits are counted (and
+never reached), metering, the record of usage, the kernel's view of clients, reports to a linked engine,
+metrics; the log has warnings only. LiteLLM asks for a key, too; the others do not. *Saturated*: 100 streams,
+a chunk is sent once the client has the one before.
 
 - machine: {machine["cpu"]}, {machine["cores"]} cores, Linux {machine["kernel"]}, load {load:.1f}
 - commit {versions["commit"]}, Python {versions["python"]}, uvloop {versions["uvloop"]}, {_peers()}
@@ -106,7 +120,8 @@ linked engine, metrics. *Saturated*: 100 streams, a chunk is sent once the clien
 
 {_comparison(document).markdown()}
 
-Bytes taken in from the engine for a client that does not read include what both kernels buffer.
+Bytes taken in from the engine for a client that does not read include what both kernels buffer. Those that
+wait for it are by TokenFlow's own count (`tokenflow_held_bytes`).
 
 {kept[0] if kept else ""}"""
 

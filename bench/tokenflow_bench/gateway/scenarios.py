@@ -95,10 +95,10 @@ def paced(driver: Driver, target: Target, scale: Scale, *, streams: int) -> Figu
 def first_token(driver: Driver, target: Target, scale: Scale) -> Figures:
     """From the request to the first event at the client, one request after another."""
     waits = []
-    client = Client(driver, target.port)
+    client = Client(driver, target.port, key=target.key)
     for _ in range(scale.first_tokens):
         if client.sock.fileno() < 0:
-            client = Client(driver, target.port)
+            client = Client(driver, target.port, key=target.key)
         events = client.events
         asked_at = time.perf_counter()
         client.ask()
@@ -115,7 +115,7 @@ def first_token(driver: Driver, target: Target, scale: Scale) -> Figures:
 def requests(driver: Driver, target: Target, scale: Scale) -> Figures:
     """CPU of a request whose stream is one chunk; sixteen connections that are kept."""
     done = 0
-    clients = [Client(driver, target.port) for _ in range(16)]
+    clients = [Client(driver, target.port, key=target.key) for _ in range(16)]
 
     def asked(stream: EngineStream) -> None:
         if driver.pair(stream) is not None:
@@ -134,7 +134,7 @@ def requests(driver: Driver, target: Target, scale: Scale) -> Figures:
                 if client.answered:
                     done += 1
                     if client.sock.fileno() < 0:
-                        client = clients[number] = Client(driver, target.port)
+                        client = clients[number] = Client(driver, target.port, key=target.key)
                     client.ask()
         used_s, passed_s = target.cpu_s() - cpu_s, time.monotonic() - measured_from
         for client in clients:
@@ -155,7 +155,7 @@ def memory(driver: Driver, target: Target, scale: Scale) -> Figures:
 
 
 def stalled_client(driver: Driver, target: Target, scale: Scale) -> Figures:
-    """A client stops reading and the engine goes on: what the gateway takes in, and what it grows by."""
+    """A client stops reading and the engine goes on: what the gateway takes in, holds, and grows by."""
     with _streams(driver, target, 1, receive_buffer=16 * 1024) as (client,):
         client.deafen()
         before, taken = target.resident_bytes(), 0
@@ -167,8 +167,11 @@ def stalled_client(driver: Driver, target: Target, scale: Scale) -> Figures:
             if took:
                 last_taken = time.monotonic()
             driver.step(0.0 if took else 0.01)
-        grown = target.resident_bytes() - before
-    return {"stalled_taken_kb": taken / 1024, "stalled_grown_kb": grown / 1024}
+        grown, held = target.resident_bytes() - before, target.held_bytes()
+    figures = {"stalled_taken_kb": taken / 1024, "stalled_grown_kb": grown / 1024}
+    if held is not None:
+        figures["stalled_held_kb"] = held / 1024
+    return figures
 
 
 def aborts(driver: Driver, target: Target, scale: Scale) -> Figures:
@@ -210,7 +213,7 @@ def _streams(
     """So many streams that have begun. Raises `NotServed` if some do not."""
     clients = []
     for _ in range(count):
-        client = Client(driver, target.port, receive_buffer=receive_buffer)
+        client = Client(driver, target.port, key=target.key, receive_buffer=receive_buffer)
         client.on_events = on_events
         client.ask()
         clients.append(client)
@@ -260,7 +263,7 @@ def _abort(driver: Driver, target: Target, *, answered: bool) -> float:
 
     with _asked(driver, asked):
         driver.on_abort = lambda stream: seen.append(time.monotonic())
-        client = Client(driver, target.port)
+        client = Client(driver, target.port, key=target.key)
         client.ask()
         if not driver.until(lambda: bool(client.events if answered else came), within_s=_PATIENCE_S):
             raise NotServed("the request did not arrive")

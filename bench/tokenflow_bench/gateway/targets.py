@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -19,12 +20,34 @@ from pathlib import Path
 
 from tokenflow_bench.gateway import events
 from tokenflow_bench.processes import find_nginx
+from tokenflow_gateway.store.keys import KEYS_FILE, KeyStore
+from tokenflow_gateway.tenants.keys import KeyRecord, new_key
 
-__all__ = ["PACKAGES", "TARGETS", "Missing", "Target", "running", "running_link", "running_workers"]
+__all__ = [
+    "PACKAGES",
+    "TARGETS",
+    "Missing",
+    "Target",
+    "our_target",
+    "running",
+    "running_link",
+    "running_workers",
+]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _START_S = 90.0
 _INSTALL_S = 900.0
+_TENANT = "bench"
+_KEY = new_key()
+"""The one key that TokenFlow knows here."""
+_LIMITS = {
+    "requests_per_minute": 10**9,
+    "tokens_per_minute": 10**15,
+    "concurrent_streams": 10**6,
+    "budget_tokens": 10**15,
+}
+"""Of the tenant: counted for each request, and never reached."""
+_HELD = re.compile(r"^tokenflow_held_bytes (\S+)$", re.MULTILINE)
 
 PACKAGES = {
     "sglang-router": ("sglang-router==0.3.2",),
@@ -53,6 +76,10 @@ class Target:
     name: str
     port: int
     pid: int
+    key: str = events.KEY
+    """What its clients show."""
+    metrics_key: str | None = None
+    """What opens its metrics; None where there are none that say what it holds."""
 
     def cpu_s(self) -> float:
         """CPU time of all its threads so far, in seconds (schedstat: nanoseconds)."""
@@ -69,6 +96,20 @@ class Target:
             * _PAGE_BYTES
         )
 
+    def held_bytes(self) -> float | None:
+        """What waits in it for its clients, by its own count; None where it does not say."""
+        if self.metrics_key is None:
+            return None
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/metrics", headers={"authorization": f"Bearer {self.metrics_key}"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310 - our own program
+                found = _HELD.search(answer.read().decode())
+        except OSError:
+            return None
+        return None if found is None else float(found[1])
+
     def _pids(self) -> list[int]:
         found = []
         for path in Path("/proc").iterdir():
@@ -82,10 +123,21 @@ class Target:
 Command = Callable[[Path, int, str], list[str]]
 
 
+def our_target(name: str, port: int) -> Target:
+    """Not yet running."""
+    return Target(name, port, -1, key=_KEY.text, metrics_key=events.KEY)
+
+
 def _tokenflow(folder: Path, port: int, engine: str) -> list[str]:
+    state = folder / f"state-{port}"
+    with KeyStore(state / KEYS_FILE) as store:
+        store.add(KeyRecord(id=_KEY.key.id, hash=_KEY.key.hash, tenant=_TENANT, created_at=time.time()))
     values = {
         "engines": [{"url": engine, "id": "bench", "link": _link_endpoint(folder)}],
         "port": port,
+        "state_dir": str(state),
+        "admin_token": events.KEY,
+        "tenants": {_TENANT: {"limits": _LIMITS}},
         "shutdown_grace_s": 0,
         "log_level": "warning",
     }
@@ -189,8 +241,9 @@ def running(name: str, folder: Path, *, engine_port: int, cpu: int) -> Iterator[
     if name != "TokenFlow":
         environment.pop("PYTHONPATH", None)
     pinned = ["taskset", "--cpu-list", str(cpu), *words]
-    with _started(Target(name, port, -1), pinned, path, folder, environment) as target:
-        yield target
+    target = our_target(name, port) if name == "TokenFlow" else Target(name, port, -1)
+    with _started(target, pinned, path, folder, environment) as started:
+        yield started
 
 
 @contextmanager
@@ -198,7 +251,7 @@ def running_workers(count: int, folder: Path, *, engine_port: int) -> Iterator[T
     """TokenFlow in `count` workers on all cores, each linked to the engine's end in `folder`."""
     port = _free_port()
     words = _tokenflow(folder, port, f"http://127.0.0.1:{engine_port}")
-    target = Target(f"workers-{count}", port, -1)
+    target = our_target(f"workers-{count}", port)
     with _started(target, [*words, f"--workers={count}"], "/health/ready", folder, {**os.environ}) as started:
         yield started
 

@@ -7,6 +7,7 @@ BIN := .venv/bin
 CLIENTS := tests/compat/adapters/node/node_modules
 JS_CLIENT := clients/js
 SOAK_S ?= 600
+SOAK_REQUESTS ?= 200
 FUZZ_S ?= 60
 COMPAT_RESULTS := $(TOKENFLOW_HOME)/compat/results.json
 FUZZ_SEED ?= $(shell date +%s)
@@ -29,9 +30,10 @@ test: .venv/.dev ## Run all tests (ARGS="tests/unit -k sse" for some)
 	@$(MAKE) --no-print-directory .browser .clients .servers $(JS_CLIENT)/node_modules
 	$(BIN)/pytest $(ARGS)
 
-soak: .venv/.dev ## Preempt at random for ten minutes (SOAK_S=600) and in every configuration, compare every token; limits, for minutes
+soak: .venv/.dev ## Preempt at random for ten minutes (SOAK_S=600), then 200 requests in every configuration (SOAK_REQUESTS=200); limits, for minutes
 	@$(BIN)/tokenflow up --prepare
-	@TOKENFLOW_SOAK_S=$(SOAK_S) TOKENFLOW_THOROUGH=1 $(BIN)/pytest -s tests/engine/test_preempt_soak.py tests/engine/test_preempt_equality.py \
+	@TOKENFLOW_SOAK_S=$(SOAK_S) TOKENFLOW_TEST_REQUESTS=$(SOAK_REQUESTS) TOKENFLOW_THOROUGH=1 $(BIN)/pytest -s \
+		tests/engine/test_preempt_soak.py tests/engine/test_preempt_equality.py tests/engine/test_host_memory.py \
 		tests/engine/test_hicache.py tests/e2e/test_topology_limits.py
 
 compat: .venv/.dev ## Try every client on recorded bytes and on the real engine, write docs/compatibility.md, in ten minutes
@@ -39,7 +41,7 @@ compat: .venv/.dev ## Try every client on recorded bytes and on the real engine,
 	@PYTHONPATH=tests $(BIN)/python -m compat.environments aiperf
 	@$(if $(ARGS),,rm -f $(COMPAT_RESULTS))
 	@TOKENFLOW_COMPAT_RESULTS=$(COMPAT_RESULTS) $(BIN)/pytest tests/compat $(ARGS); status=$$?; \
-		PYTHONPATH=tests $(BIN)/python -m compat.matrix $(COMPAT_RESULTS) && exit $$status
+		PYTHONPATH=bench:tests $(BIN)/python -m compat.matrix $(COMPAT_RESULTS) && exit $$status
 
 fuzz: .venv/.dev ## Streams and requests drawn at random, a minute of each kind (FUZZ_S=60 FUZZ_SEED=now)
 	@TOKENFLOW_FUZZ_S=$(FUZZ_S) TOKENFLOW_FUZZ_SEED=$(FUZZ_SEED) $(BIN)/pytest -q -s --log-level=ERROR tests/wire/test_fuzz.py
@@ -69,7 +71,7 @@ proof: .venv/.dev ## Measure stock against ours on the real engine, check the si
 	@$(BIN)/tokenflow up --prepare
 	@PYTHONPATH=bench:tests $(BIN)/python -m tokenflow_bench.proof $(ARGS)
 
-paper: .venv/.dev ## Simulate the paper's set-ups and more, write docs/results.md (ARGS="--section goals" for a part)
+paper: .venv/.dev ## Simulate the paper's set-ups and more, write docs/results.md, in 25 minutes (ARGS="--section goals" for a part)
 	@PYTHONPATH=bench $(BIN)/python -m tokenflow_bench.paper $(ARGS)
 
 format: .venv/.dev ## Format the code, fix what can be fixed

@@ -21,6 +21,7 @@ from tokenflow_bench.report.cli import report
 from tokenflow_bench.report.goals import goals_summary, goals_table, goals_words
 from tokenflow_bench.report.groups import places_of, sections_of
 from tokenflow_bench.report.sections import whole_table
+from tokenflow_bench.report.worse import worse_table
 from tokenflow_bench.report.write import write_report
 from tokenflow_bench.setups import SETUPS
 from tokenflow_bench.variants import Variant
@@ -64,6 +65,8 @@ def test_goals_are_judged_on_medians_of_ratios() -> None:
     assert burst.honest == (True, True, True, False), "effective throughput was to be 1.3 times stock's"
     assert burst.ambitious == (True, False, True, False)
     assert burst.limits == ("", "", "1.040", "")
+    assert burst.shown[1:3] == ("stall-free 97.0%", "raw, of stock's 1.200 (1.100 to 1.300)")
+    assert (burst.honest_seeds, burst.ambitious_seeds) == (1, 0), "1.3 times stock's with the third seed only"
     assert all(burst.in_reach)
     human = found["human rates, burst, load 0.8", "4090-human"]
     assert (human.limits, human.in_reach) == (("0.30", "", "1.040"), (False, True, False))
@@ -87,16 +90,19 @@ def test_a_goal_is_met_where_all_its_set_ups_meet_it() -> None:
             ambitious=(False,),
             limits=(limit,),
             in_reach=(limit != "3",),
+            honest_seeds=2 if honest else 1,
+            ambitious_seeds=0,
             why="for a reason",
         )
         for name, honest, limit in (("a", True, ""), ("b", False, "2"), ("c", False, "3"), ("d", False, ""))
     ]
-    document = {"goals": [asdict(one) for one in met]}
+    document: dict[str, Any] = {"seeds": [1, 2, 3], "goals": [asdict(one) for one in met]}
     summary = goals_summary(document)
     assert summary.startswith("Of 1 goals, 0 are met")
     assert "Of their 4 rows, 1 and 0; 1 have a figure out of reach" in summary
     rows = goals_table(document).rows
-    assert [row[3] for row in rows] == ["met", "missed", "missed", "missed"]
+    assert [row[3] for row in rows] == ["met (2/3)", "missed (1/3)", "missed (1/3)", "missed (1/3)"]
+    assert {row[4] for row in rows} == {"missed (0/3)"}
     assert [row[2] for row in rows] == [
         "x 1 (honest)",
         "x 1 MISSED (limit 2)",
@@ -105,6 +111,27 @@ def test_a_goal_is_met_where_all_its_set_ups_meet_it() -> None:
     ]
     assert goals_words(document) == ["g: for a reason"]
     assert not goals_words({"goals": document["goals"][:1]})
+
+
+def _place(setup: str, policy: str, **figures: float) -> dict[str, Any]:
+    usual = {"wait_mean_s": 1.0, "ttft_p99_s": 2.0, "stall_free_share": 0.9, "raw_tokens_per_s": 1000.0}
+    return {"setup": setup, "policy": policy, "load": 1.0, "readers": "steady", "figures": usual | figures}
+
+
+def test_all_that_is_worse_than_stock_is_named_and_nothing_else() -> None:
+    ours: dict[str, dict[str, float]] = {
+        "no difference": {},
+        "little": {"wait_mean_s": 1.45, "ttft_p99_s": 2.19, "stall_free_share": 0.86},
+        "later": {"wait_mean_s": 1.6},
+        "halting and slow": {"stall_free_share": 0.84, "raw_tokens_per_s": 960.0},
+    }
+    cases = [_place(setup, "stock") for setup in ours]
+    cases += [_place(setup, "adaptive", **figures) for setup, figures in ours.items()]
+    cases.append(_place("stock alone", "stock"))
+    assert worse_table({"cases": cases}).rows == [
+        ["later, load 1", "1.60 (1.00) WORSE", "2.00 (2.00)", "0.90 (0.90)", "1,000 (1,000)"],
+        ["halting and slow, load 1", "1.00 (1.00)", "2.00 (2.00)", "0.84 (0.90) WORSE", "960 (1,000) WORSE"],
+    ]
 
 
 def test_all_sections_are_made_of_what_exists() -> None:
@@ -208,3 +235,21 @@ def test_the_paper_s_report_has_all_sections_and_pictures(
     assert {"load.png", "pareto.png", "ablation.png", "tokens-4090-a-0.8.png"} <= pictures
     assert pictures == {path.name for path in (tmp_path / "docs" / "img").iterdir()}
     assert 'make paper ARGS="--section ablation --seed 1 --seed 2"' in page
+    assert "## Where it is worse" in page
+
+    def run_nothing(*_cases: Any, **_given: Any) -> None:
+        pytest.fail("a run")
+
+    monkeypatch.setattr(paper, "run_all", run_nothing)
+    before = json.loads((tmp_path / "paper.json").read_text())
+    source = tmp_path / "source.json"
+    source.write_text(json.dumps(before | {"goals": [], "cases": before["cases"][::-1]}))
+    again = ["--from", str(source), "--out", str(tmp_path / "again.json")]
+    result = CliRunner().invoke(paper.main, again)
+    assert result.exit_code == 0, result.output
+    after = json.loads((tmp_path / "again.json").read_text())
+    assert after == before | {name: after[name] for name in ("judged_at", "judged_by")}
+    judged_again = (tmp_path / "docs" / "results.md").read_text()
+    assert re.sub(r"; goals and words of .*?(?=\. `make)", "", judged_again) == page != judged_again
+    source.write_text(json.dumps(before | {"cases": before["cases"][1:]}))
+    assert "the result lacks 1 runs" in CliRunner().invoke(paper.main, again).output

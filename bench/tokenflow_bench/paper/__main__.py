@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -36,26 +36,41 @@ _NAMES = [section.name for section in SECTIONS]
 @click.option(
     "--out", type=click.Path(dir_okay=False, path_type=Path), help="By default bench/out/paper.json."
 )
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Run nothing: judge the figures of this result again, and write the page.",
+)
 @click.option("--no-page", is_flag=True, help="Leave docs/results.md and its pictures alone.")
-def main(*, names: Sequence[str], seeds: Sequence[int], jobs: int, out: Path | None, no_page: bool) -> None:
+def main(
+    *,
+    names: Sequence[str],
+    seeds: Sequence[int],
+    jobs: int,
+    out: Path | None,
+    source: Path | None,
+    no_page: bool,
+) -> None:
     """Simulate the paper's set-ups and what lies beyond it; all sections write docs/results.md.
 
     What is interrupted goes on where it stopped, as long as simulator and policies remain the same.
     """
-    sections = [section for section in SECTIONS if not names or section.name in names]
-    began = time.monotonic()
     path = out or _ROOT / _OUT / "paper.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     kept = Kept(path.with_suffix(".partial.jsonl"))
-    document = _measured(sections, seeds, jobs, kept)
-    took_s = time.monotonic() - began
+    if source is None:
+        sections = [section for section in SECTIONS if not names or section.name in names]
+        document = _measured(sections, seeds, jobs, kept)
+    else:
+        document = _judged_again(json.loads(source.read_text()))
     path.write_text(json.dumps(document) + "\n")
-    if len(sections) == len(SECTIONS):
+    click.echo(f"wrote {path}")
+    whole = len(document["sections"]) == len(SECTIONS)
+    if whole and source is None:
         kept.forget()
-    click.echo(f"{len(document['cases'])} runs in {took_s / 60:.1f} min; wrote {path}")
     if document["goals"]:
         click.echo(f"\n{goals_table(document).text()}")
-    whole = len(sections) == len(SECTIONS)
     if whole and not no_page:
         for written in write_report(
             document, page=_ROOT / "docs" / "results.md", html=path.with_suffix(".html")
@@ -64,21 +79,54 @@ def main(*, names: Sequence[str], seeds: Sequence[int], jobs: int, out: Path | N
 
 
 def _measured(sections: Sequence[Section], seeds: Sequence[int], jobs: int, kept: Kept) -> dict[str, Any]:
-    by_section = {
-        section.name: cases_of(section, seeds[:1] if section.name == "timelines" else seeds)
-        for section in sections
-    }
-    cases = list(dict.fromkeys(case for some in by_section.values() for case in some))
+    cases = _all_cases(sections, seeds)
     click.echo(f"{len(cases)} runs on {jobs} {'cores' if jobs > 1 else 'core'}")
-    results = run_all(cases, jobs=jobs, say=click.echo, kept=kept)
-    number = {case: position for position, case in enumerate(cases)}
+    began = time.monotonic()
+    results = dict(zip(cases, run_all(cases, jobs=jobs, say=click.echo, kept=kept), strict=True))
+    click.echo(f"{len(cases)} runs in {(time.monotonic() - began) / 60:.1f} min")
+    head = environment.describe(seed=seeds[0], command=_command(), browsers=False)
+    return head | _document(sections, seeds, results)
 
-    def figures_of(case: Case) -> dict[str, Any]:
-        figures: dict[str, Any] = results[number[case]]["figures"]
+
+def _judged_again(document: dict[str, Any]) -> dict[str, Any]:
+    """The same figures with the goals and words of now."""
+    found = {_named(result): result for result in document["cases"]}
+    names = [section["name"] for section in document["sections"]]
+    sections = [section for section in SECTIONS if section.name in names]
+    cases = _all_cases(sections, document["seeds"])
+    missing = [case for case in cases if _named(asdict(case)) not in found]
+    if missing:
+        raise click.ClickException(f"the result lacks {len(missing)} runs, for one {missing[0]}")
+    results = {case: found[_named(asdict(case))] for case in cases}
+    head = environment.describe(seed=document["seed"], command=[], browsers=False)
+    judged = {"judged_at": head["at"], "judged_by": head["versions"]["commit"]}
+    return document | _document(sections, document["seeds"], results) | judged
+
+
+def _named(case: Mapping[str, Any]) -> str:
+    """What tells a case of these sections from all others, in a result as well."""
+    names = ("setup", "policy", "seed", "load", "rates", "readers")
+    return json.dumps([*(case.get(name) or None for name in names), bool(case.get("timeline"))])
+
+
+def _all_cases(sections: Sequence[Section], seeds: Sequence[int]) -> list[Case]:
+    return list(dict.fromkeys(case for section in sections for case in _cases(section, seeds)))
+
+
+def _cases(section: Section, seeds: Sequence[int]) -> list[Case]:
+    return cases_of(section, seeds[:1] if section.name == "timelines" else seeds)
+
+
+def _document(
+    sections: Sequence[Section], seeds: Sequence[int], results: Mapping[Case, Mapping[str, Any]]
+) -> dict[str, Any]:
+    number = {case: position for position, case in enumerate(results)}
+
+    def figures_of(case: Case) -> Mapping[str, Any]:
+        figures: Mapping[str, Any] = results[case]["figures"]
         return figures
 
-    head = environment.describe(seed=seeds[0], command=_command(), browsers=False)
-    return head | {
+    return {
         "kind": "paper",
         "seeds": list(seeds),
         "sections": [
@@ -86,14 +134,14 @@ def _measured(sections: Sequence[Section], seeds: Sequence[int], jobs: int, kept
                 "name": section.name,
                 "title": section.title,
                 "words": section.words,
-                "cases": [number[case] for case in by_section[section.name]],
+                "cases": [number[case] for case in _cases(section, seeds)],
             }
             for section in sections
         ],
         "goals": [asdict(verdict) for verdict in verdicts(figures_of, seeds)]
-        if "goals" in by_section
+        if any(section.name == "goals" for section in sections)
         else [],
-        "cases": results,
+        "cases": list(results.values()),
     }
 
 

@@ -70,12 +70,16 @@ class Verdict:
     lows: tuple[float, ...]
     highs: tuple[float, ...]
     shown: tuple[str, ...]
+    """Each with its range over the seeds."""
     honest: tuple[bool, ...]
     ambitious: tuple[bool, ...]
     limits: tuple[str, ...]
     """Shown; empty where none is known."""
     in_reach: tuple[bool, ...]
     """The honest figure is not beyond the limit."""
+    honest_seeds: int
+    """In how many seeds all cells are met, each for itself."""
+    ambitious_seeds: int
     why: str
 
 
@@ -288,12 +292,27 @@ def _verdict(goal: Goal, place: int, runs: Sequence[tuple[Figures, ...]]) -> Ver
         values=tuple(values),
         lows=tuple(min(figures) for figures in by_cell),
         highs=tuple(max(figures) for figures in by_cell),
-        shown=tuple(f"{cell.title} {cell.form.format(value)}" for cell, value, _ in judged),
+        shown=tuple(_shown(cell, figures) for cell, figures in zip(goal.cells, by_cell, strict=True)),
         honest=tuple(cell.met(value, cell.honest) for cell, value, _ in judged),
         ambitious=tuple(cell.met(value, cell.ambitious) for cell, value, _ in judged),
         limits=tuple("" if limit is None else cell.form.format(limit) for cell, _, limit in judged),
         in_reach=tuple(limit is None or cell.met(limit, cell.honest) for cell, _, limit in judged),
+        honest_seeds=_seeds(goal.cells, by_cell, [cell.honest for cell in goal.cells]),
+        ambitious_seeds=_seeds(goal.cells, by_cell, [cell.ambitious for cell in goal.cells]),
         why=goal.why,
+    )
+
+
+def _shown(cell: Cell, figures: Sequence[float]) -> str:
+    middle, low, high = map(cell.form.format, (median(figures), min(figures), max(figures)))
+    return f"{cell.title} {middle}" + (f" ({low} to {high})" if low != high else "")
+
+
+def _seeds(cells: Sequence[Cell], by_cell: Sequence[Sequence[float]], bounds: Sequence[float]) -> int:
+    """In how many all cells are met."""
+    return sum(
+        all(cell.met(value, bound) for cell, value, bound in zip(cells, of_one_seed, bounds, strict=True))
+        for of_one_seed in zip(*by_cell, strict=True)
     )
 
 

@@ -11,7 +11,11 @@ __all__ = ["goals_summary", "goals_table", "goals_words"]
 
 
 def goals_table(document: Mapping[str, Any]) -> Table:
-    """A row for each goal on each of its set-ups; a cell without a mark meets the ambitious figure, too."""
+    """A row for each goal on each of its set-ups; a cell without a mark meets the ambitious figure, too.
+
+    Whether it is met by the medians, and in how many of the seeds.
+    """
+    seeds = len(document["seeds"])
     rows = []
     for one in document["goals"]:
         columns = (one[name] for name in ("shown", "honest", "ambitious", "limits", "in_reach"))
@@ -23,8 +27,8 @@ def goals_table(document: Mapping[str, Any]) -> Table:
                 one["goal"],
                 f"{one['setup']}, {load}{policy}",
                 "; ".join(cells),
-                _met(all(one["honest"])),
-                _met(all(one["ambitious"])),
+                _met(all(one["honest"]), one["honest_seeds"], seeds),
+                _met(all(one["ambitious"]), one["ambitious_seeds"], seeds),
             ]
         )
     return Table(("goal", "set-up, load", "reached", "honest", "ambitious"), rows)
@@ -63,5 +67,5 @@ def _cell(words: str, honest: bool, ambitious: bool, limit: str, in_reach: bool)
     return f"{words} MISSED" + (f" (limit {limit})" if limit else "")
 
 
-def _met(is_met: bool) -> str:
-    return "met" if is_met else "missed"
+def _met(is_met: bool, met_seeds: int, seeds: int) -> str:
+    return f"{'met' if is_met else 'missed'} ({met_seeds}/{seeds})"

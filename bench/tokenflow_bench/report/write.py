@@ -12,6 +12,7 @@ from tokenflow_bench.report.groups import command_of, sections_of
 from tokenflow_bench.report.page import head_line, html_page
 from tokenflow_bench.report.plots import plots_of
 from tokenflow_bench.report.sections import short_table
+from tokenflow_bench.report.worse import WHY_WORSE, WORSE, worse_table
 
 __all__ = ["TITLE", "write_plots", "write_report"]
 
@@ -63,16 +64,19 @@ def _markdown(document: Mapping[str, Any], plots: Sequence[Plot]) -> str:
             parts += [
                 goals_summary(document),
                 goals_table(document).markdown(),
-                *_listed(goals_words(document)),
+                *_listed("Why, where a goal is missed", goals_words(document)),
             ]
         else:
             parts.append(short_table(document, section).markdown())
         parts.append(f"`{command_of(document, section)}`")
+        if section["name"] == "goals":
+            parts += ["## Where it is worse", WORSE, worse_table(document).markdown()]
+            parts += _listed("Why, as far as it is known", WHY_WORSE)
     parts.append("## Pictures")
     for plot in plots:
         parts += [f"### {plot.title}", f"![{plot.title}](img/{plot.name}.png)", plot.words]
     return "\n\n".join(part.rstrip() for part in parts) + "\n"
 
 
-def _listed(lines: Sequence[str]) -> list[str]:
-    return ["Why, where a goal is missed:\n\n" + "\n".join(f"- {line}" for line in lines)] if lines else []
+def _listed(head: str, lines: Sequence[str]) -> list[str]:
+    return [f"{head}:\n\n" + "\n".join(f"- {line}" for line in lines)] if lines else []

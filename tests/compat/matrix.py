@@ -10,6 +10,7 @@ from typing import Any
 
 from compat.clients import CLIENTS
 from compat.features import ALL_FEATURES
+from tokenflow_bench.environment import describe
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "compatibility.md"
 INTRODUCTION = """\
@@ -46,17 +47,26 @@ LOAD = """
 An independent program that measures engines, through the gateway.
 """
 
+ENGINE = "engine"
+"""What the results call the real engine, beside the clients."""
+
 Results = Mapping[str, Mapping[str, Any]]
 
 
-def document(results: Results) -> str:
-    """All of the page. Raises `ValueError` for results that lack a client."""
+def document(results: Results, run: Mapping[str, Any]) -> str:
+    """All of the page; `run`: see `describe`. Raises `ValueError` for results that lack a client."""
     missing = [client.name for client in CLIENTS if client.name not in results]
     if missing:
         raise ValueError(f"no results of {', '.join(missing)}: run all of `make compat`")
-    parts = [INTRODUCTION, *versions(results), REPLAYED, *table(results, "replayed")]
+    parts = [INTRODUCTION, made(results, run), *versions(results), REPLAYED, *table(results, "replayed")]
     parts += [REAL, *table(results, "real"), *cannot(), BARE, *grouped(results, "bare"), LOAD, *load(results)]
     return "\n".join(parts) + "\n"
+
+
+def made(results: Results, run: Mapping[str, Any]) -> str:
+    """When, and of what."""
+    engine = results.get(ENGINE, {}).get("version", "no real engine")
+    return f"Last run on {run['at']}, at commit {run['versions']['commit']}, with {engine}.\n"
 
 
 def versions(results: Results) -> Iterator[str]:
@@ -112,4 +122,5 @@ def load(results: Results) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    DOCUMENT.write_text(document(json.loads(Path(sys.argv[1]).read_text())))
+    found = json.loads(Path(sys.argv[1]).read_text())
+    DOCUMENT.write_text(document(found, describe(seed=0, command=["make", "compat"], browsers=False)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import pytest_asyncio
@@ -13,6 +14,7 @@ from compat.cases import Record, can
 from compat.clients import ClientProcess
 from compat.features import FEATURES, LEAVES, Feature
 from compat.load import aiperf
+from compat.matrix import ENGINE
 from support.gateway import RunningGateway, eventually, running_gateway
 from support.real_engine import RealEngine, tokenflow_home
 
@@ -61,6 +63,18 @@ async def engine_is_idle(gateway: RunningGateway) -> None:
         "the engine is idle",
         timeout_s=PATIENCE_S,
     )
+
+
+class _Known(NamedTuple):
+    name: str
+    version: str
+
+
+async def test_which_engine_it_is(gateway: RunningGateway, record: Record) -> None:
+    """By its plugin's word."""
+    (engine,) = gateway.app.registry
+    assert engine.welcome is not None
+    record(_Known(ENGINE, engine.welcome.engine), "linked", ENGINE)
 
 
 @can(*(feature for feature in FEATURES if feature.real))

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from tokenflow_bench.gateway import report
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenflow_bench.gateway import events, report
 from tokenflow_bench.gateway.driver import Client, Driver
 from tokenflow_bench.gateway.scenarios import Scale, first_token, saturated
-from tokenflow_bench.gateway.targets import Target
+from tokenflow_bench.gateway.targets import TARGETS, Target, our_target
+from tokenflow_gateway.config import load_settings
+from tokenflow_gateway.relay.errors import Unauthorized
+from tokenflow_gateway.tenants.keyring import Keyring, KeyWatch
+from tokenflow_gateway.tenants.rules import Rules
 
 
 def small() -> Scale:
@@ -42,7 +52,7 @@ def test_a_client_that_does_not_read_stops_the_mock_engine_in_the_middle_of_a_ch
         assert client.engine.send_some() > 0
 
 
-def document(**results: float) -> dict[str, object]:
+def document(**results: float) -> dict[str, Any]:
     machine = {"cpu": "c", "cores": 2, "kernel": "k", "load_before": 0.1}
     return {
         "command": "make bench-gateway",
@@ -70,3 +80,32 @@ def test_what_was_written_by_hand_stays_on_the_page() -> None:
     assert by_hand in page
     assert "smg is missing" in page
     assert report.page(document(TokenFlow=20.0), page) == page
+
+
+def test_the_gateway_under_measurement_asks_for_its_key_and_counts_its_limits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TOKENFLOW_STATE_DIR")  # which would go before the file
+    words, path = TARGETS["TokenFlow"]
+    assert words is not None
+    assert path == "/health/ready"
+    config = words(tmp_path, 8080, "http://127.0.0.1:9")[-1].removeprefix("--config=")
+    target = our_target("TokenFlow", 8080)
+    settings = load_settings(Path(config))
+    watch = KeyWatch(Keyring(), settings.state)
+    watch.load()
+    access = Rules(settings, watch.keyring).access
+    principal = access.client([(b"authorization", f"Bearer {target.key}".encode())])
+    assert None not in astuple(principal.tenant.limits)
+    with pytest.raises(Unauthorized):
+        access.client([(b"authorization", f"Bearer {events.KEY}".encode())])
+    access.monitor([(b"authorization", f"Bearer {target.metrics_key}".encode())])
+
+
+@pytest.mark.parametrize(("held_kb", "reached"), [(257.0, "ambition"), (273.0, "no")])
+def test_what_waits_for_a_client_that_does_not_read_is_judged_by_the_cap(
+    held_kb: float, reached: str
+) -> None:
+    results = document(TokenFlow=20.0)
+    results["results"]["TokenFlow"]["stalled_client"] = [{"stalled_held_kb": held_kb}]
+    assert f"{held_kb:.2f} kB | {reached}" in report.page(results, "")

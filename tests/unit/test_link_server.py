@@ -7,8 +7,9 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import zmq
@@ -22,10 +23,12 @@ from tokenflow_engine.control.endpoint import CurveKeys, EndpointError, curve_ke
 from tokenflow_engine.control.owners import Confirmation, Delivery, Lost, Owner, Replaced, Update
 from tokenflow_engine.control.server import LinkServer
 from tokenflow_engine.protocol import (
+    LINK_TIMEOUT_S,
     PROTOCOL_VERSION,
     Aborted,
     EngineStats,
     Hello,
+    Ping,
     Refused,
     StreamClosed,
     StreamOpened,
@@ -362,6 +365,83 @@ def test_over_tcp_only_holders_of_the_secret_get_a_connection_and_others_one_log
 
 class Nobody(LinkEvents):
     """No streams."""
+
+
+class Quiet(Nobody):
+    """Of which the engine is told nothing."""
+
+    def announcements(self, engine: Engine) -> tuple[()]:
+        return ()
+
+
+class OddSocket(zmq.Socket[bytes]):
+    """A real one, until a test has it fail, or have something to be read."""
+
+    fails_with: ClassVar[Exception | None] = None
+    incoming: ClassVar[list[bytes]] = []
+
+    def send(self, *args: Any, **kwargs: Any) -> Any:
+        if self.fails_with is not None:
+            raise self.fails_with
+        return super().send(*args, **kwargs)
+
+    def get(self, option: int) -> Any:  # type: ignore[override]
+        return zmq.POLLIN if option == zmq.EVENTS and self.incoming else super().get(option)
+
+    def recv(self, *args: Any, **kwargs: Any) -> Any:
+        return self.incoming.pop(0) if self.incoming else super().recv(*args, **kwargs)
+
+
+class OddContext(zmq.Context[zmq.Socket[bytes]]):
+    _socket_class = OddSocket
+
+
+@pytest.fixture
+async def linked(
+    serve: Callable[..., LinkServer], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Engine, Callable[..., None]]]:
+    """An engine with its link up, and what changes its socket."""
+    engine = Engine(EngineConfig(url="http://127.0.0.1:1"))
+    context = OddContext()
+    identity = LinkIdentity("g", "1", SECRET)
+    endpoint = serve("tcp://127.0.0.1:*").endpoint
+    task = asyncio.create_task(EngineLink(engine, endpoint, identity, Quiet(), context=context).run())
+    await eventually(lambda: engine.linked, "linked")
+
+    def becomes(**odd: object) -> None:
+        for name, value in odd.items():
+            monkeypatch.setattr(OddSocket, name, value)
+
+    yield engine, becomes
+    monkeypatch.undo()
+    task.cancel()
+    await asyncio.wait([task])
+    context.destroy(linger=0)
+
+
+async def test_a_socket_that_fails_is_replaced(linked: tuple[Engine, Callable[..., None]]):
+    engine, becomes = linked
+    becomes(fails_with=zmq.ZMQError(zmq.ENOTSOCK))
+    engine.tell(Ping())
+    await eventually(lambda: not engine.linked, "the failure is noticed", timeout_s=LINK_TIMEOUT_S / 2)
+    assert engine.link_reason is not None
+    assert engine.link_reason.startswith("link failed")
+    becomes(fails_with=None)
+    await eventually(lambda: engine.linked, "linked anew")
+
+
+async def test_what_comes_while_the_engine_does_not_read_is_not_left_lying(
+    linked: tuple[Engine, Callable[..., None]],
+):
+    engine, becomes = linked
+    becomes(fails_with=zmq.Again())
+    assert engine.tell(Ping())
+    await asyncio.sleep(0)
+    becomes(incoming=[encode(IDLE)])
+    assert not engine.tell(Ping()), "it is dropped"
+    for _ in range(2):
+        await asyncio.sleep(0)
+    assert engine.stats == IDLE
 
 
 async def test_a_gateway_with_another_secret_hears_no_answer_and_that_it_may_be_the_secret(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 
 import msgspec
@@ -97,6 +98,24 @@ def test_what_was_just_sent_counts_until_the_engine_tells_of_it() -> None:
     assert Placement(engine_queue=4).choose([made], Wish(ttft_s=0.1), 1.1) is None
     made.load.note_stats(stats(running=8), 1.2)
     assert Placement(engine_queue=4).choose([made], Wish(ttft_s=0.1), 1.2) is made
+
+
+def test_what_is_no_stream_takes_the_place_of_none() -> None:
+    for made in (engine(1), engine(2, linked=True, running=8)):
+        registry = EngineRegistry([made], clock=lambda: 1.0)
+        for _ in range(20):
+            registry.pick("m", streams=False)
+        assert made.load.unseen(1.0) == 0
+        registry.pick("m")
+        assert made.load.unseen(1.0) == 1, "the negative control"
+
+
+def test_what_is_no_stream_may_be_the_trial_of_an_engine_that_failed() -> None:
+    made = engine(1)
+    for _ in range(3):
+        made.breaker.failed(0.0)
+    EngineRegistry([made], clock=lambda: 1.0).pick("m", streams=False)
+    assert not made.breaker.allows(1.0)
 
 
 def test_an_engine_with_places_takes_a_whole_burst_at_once() -> None:
@@ -199,6 +218,34 @@ def test_the_turns_of_a_conversation_have_one_key() -> None:
     assert affinity_key(body(prompt="a", prompt_cache_key="k")) == affinity_key(
         body(prompt="b", prompt_cache_key="k")
     )
+
+
+@pytest.mark.parametrize("element", [b"1", b'""', b"[]", b"{}"])
+@pytest.mark.parametrize("field", ["messages", "input", "prompt"])
+def test_of_a_long_list_no_more_is_looked_at_than_its_beginning(field: str, element: bytes) -> None:
+    value = b"[" + b",".join([element] * 500_000)
+    long, longer = ({field: msgspec.Raw(value + end)} for end in (b"]", b",1]"))
+    tracemalloc.start()
+    try:
+        assert affinity_key(long) == affinity_key(longer)
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * len(value)
+    finally:
+        tracemalloc.stop()
+
+
+def test_messages_that_are_nested_too_deeply_are_known_by_their_beginning() -> None:
+    deep = msgspec.Raw(b'[{"content":' + b"[" * 5000 + b"]" * 5000 + b"}]")
+    assert affinity_key({"messages": deep}) is not None
+
+
+def test_prompts_of_ids_are_told_apart_by_more_than_the_first_two() -> None:
+    assert affinity_key(body(prompt=[1, 2, 3])) != affinity_key(body(prompt=[1, 2, 4]))
+
+
+def test_messages_are_told_apart_by_their_whole_text_however_many_commas_are_in_it() -> None:
+    texts = ["a, b" * 20_000 + end for end in "cd"]
+    one, other = ([message("system", "s"), message("user", text)] for text in texts)
+    assert affinity_key(body(messages=one)) != affinity_key(body(messages=other))
 
 
 def test_sessions_of_two_tenants_are_two() -> None:

@@ -6,11 +6,13 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from support import scenarios
 from support.gateway import RunningGateway, eventually, running_gateway
+from support.keys import make_key
 from support.replay_engine import Hold, Pause, ReplayEngine, Script, Send
 from support.socket_client import SocketClient
 from support.transcripts import load
@@ -252,6 +254,64 @@ async def test_the_narrower_setting_holds(
         answer = await gateway.client.post(CHAT, json=asks("silent"))
         assert answer.status_code == 504
         assert f"within {within_s:g} s" in answer.json()["error"]["message"]
+
+
+LATE = {
+    "body_s": ("chat_stream", 408, "request_timeout"),
+    "connect_s": ("chat_stream", 504, "engine_connect_timeout"),
+    "first_byte_s": ("silent", 504, "engine_first_byte_timeout"),
+    "idle_s": ("stops", 200, "engine_idle_timeout"),
+    "total_s": ("stops", 200, "request_total_timeout"),
+}
+"""By phase: a model with which it does not end, and what a client is told that has waited long enough."""
+
+
+@pytest.mark.parametrize("by", ["route", "tenant"])
+@pytest.mark.parametrize("phase", LATE)
+async def test_each_phase_has_a_limit_by_route_and_by_tenant(
+    engine: ReplayEngine, tmp_path: Path, phase: str, by: str
+) -> None:
+    """Beside a request on another route, or with another tenant's key, that came first and waits on."""
+    model, status, code = LATE[phase]
+    engine.scripts["silent"] = scenarios.never_answers()
+    engine.scripts["stops"] = scenarios.replay(load("chat_stream"), gates={3: asyncio.Event()})
+    long, short = {"timeouts": {phase: LONG}}, {"timeouts": {phase: 0.2}}
+    settings: dict[str, object]
+    requests: list[tuple[str, dict[str, str]]]
+    if by == "route":
+        settings = {**long, "routes": {CHAT: short}}
+        requests = [("/v1/completions", {}), (CHAT, {})]
+    else:
+        settings = {**long, "routes": {CHAT: long}, "tenants": {"acme": short}}
+        requests = [(CHAT, bearer(tmp_path, tenant)) for tenant in ("other", "acme")]
+    config = {"url": engine.base_url, "id": "e", "link": "off"}
+    async with running_gateway(config, state_dir=tmp_path, **settings) as gateway:
+        with deaf_address() as address:
+            if phase == "connect_s":
+                (known,) = gateway.app.registry
+                object.__setattr__(known.config, "url", address)  # healthy a moment ago
+            waits, late = [
+                await SocketClient.ask(
+                    gateway.base_url,
+                    path,
+                    asks(model, prompt="hi"),
+                    headers=headers,
+                    send_body=phase != "body_s",
+                )
+                for path, headers in requests
+            ]
+            await eventually(lambda: code.encode() in late.body, f"{code} is told")
+            assert late.status == status
+            await eventually(lambda: timed_out(gateway, phase.removesuffix("_s")) == 1, "it is counted")
+            assert b"error" not in waits.body
+            assert not waits.ended.is_set()
+            waits.reset()
+            late.reset()
+            await gateway.everything_released()
+
+
+def bearer(state: Path, tenant: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {make_key(state, tenant).text}"}
 
 
 async def test_a_route_of_its_own_leaves_the_others_alone(engine: ReplayEngine) -> None:

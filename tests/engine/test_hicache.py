@@ -13,13 +13,21 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.equality import REQUESTS, NewEngine, assert_equal, chaotic, differing
+from support.equality import (
+    LIMIT_S,
+    REQUESTS,
+    NewEngine,
+    assert_equal,
+    assert_preempted,
+    chaotic,
+    differing,
+)
 from support.generation import Answer, Ask, asks, flush, generate, generate_all, use_policy
 from support.raw_link import RawLink
 from support.real_engine import RealEngine
 from tokenflow_engine.protocol import EngineStats
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]
 
 thorough = pytest.mark.skipif(
     os.environ.get("TOKENFLOW_THOROUGH") != "1", reason="`make soak` runs every configuration"
@@ -53,7 +61,7 @@ def run_on_what_was_evicted(
         use_policy(link, "fcfs")
     print(after.preemptions, hicache_tokens(engine, LOADED_BACK))  # noqa: T201
     assert (after.hook_errors, after.plan_errors) == (0, 0)
-    assert after.preemptions["parked"] > REQUESTS
+    assert_preempted(engine, [f"chaos{seed}-{i}" for i in range(REQUESTS)])
     assert hicache_tokens(engine, LOADED_BACK) > before
     return expected, found, after
 

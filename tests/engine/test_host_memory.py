@@ -7,10 +7,10 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from support.equality import NewEngine, assert_equal, chaotic, run_twice
+from support.equality import LIMIT_S, NewEngine, assert_equal, chaotic, run_twice
 from support.real_engine import RealEngine
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(LIMIT_S)]
 
 thorough = pytest.mark.skipif(
     os.environ.get("TOKENFLOW_THOROUGH") != "1", reason="`make soak` runs every configuration"

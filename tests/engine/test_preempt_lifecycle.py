@@ -6,9 +6,12 @@ and leaves them there, so that a test knows where they are.
 
 from __future__ import annotations
 
+import json
+import shutil
 import urllib.error
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +24,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
 
 CHECKS = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1"}
 WHERE = ("soft", "hard")
+HELD_AT = 5
+"""Tokens that a stream has generated before the policy takes it out."""
 LONG = Ask("a long story begins with these words, and then it goes on: " * 3, 200)
 
 
@@ -117,7 +122,7 @@ def test_the_gateway_aborts_held_streams(engine: RealEngine, link: RawLink):
     until_idle(link)
     for rid, answer in answers.items():
         assert answer.finish["type"] == "abort"
-        assert 5 <= len(answer.tokens) < LONG.tokens
+        assert HELD_AT <= len(answer.tokens) < LONG.tokens
         assert link.history(rid)[-1] == ("aborted", len(answer.tokens))
         assert confirmed.get(rid, len(answer.tokens)) == len(answer.tokens)
 
@@ -188,6 +193,98 @@ def test_held_streams_are_paused_with_the_engine(engine: RealEngine, link: RawLi
     post(engine, "/continue_generation")
     use_policy(link, "fcfs")
     assert [answer.tokens for answer in held.answers().values()] == [expected] * 4
+
+
+def update_weights(engine: RealEngine, model: Path, *, flush_cache: bool = True) -> None:
+    """From these files; HTTP errors, a cache that could not be flushed among them, are raised."""
+    post(engine, "/update_weights_from_disk", {"model_path": str(model), "flush_cache": flush_cache})
+
+
+def with_other_weights(model: Path, folder: Path) -> Path:
+    """The same model, but two of its layers have each other's weights."""
+    other = Path(shutil.copytree(model, folder / "other"))
+    file = other / "model.safetensors"
+    content = file.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    one, two = (header[f"model.layers.{i}.mlp.up_proj.weight"] for i in range(2))
+    one["data_offsets"], two["data_offsets"] = two["data_offsets"], one["data_offsets"]
+    renamed = json.dumps(header, separators=(",", ":")).encode().ljust(end - 8)
+    file.write_bytes(content[:8] + renamed + content[end:])
+    return other
+
+
+def test_weights_are_updated_while_nobody_holds_kv(engine: RealEngine, link: RawLink, tiny_model_path: Path):
+    """The engine was paused by retracting all it had: its cache can be flushed, as an update wants."""
+    expected = calm_answer(engine, link, "retracted")
+    held = HeldStreams(engine, link, names("retracted"))
+    held.until_held()
+    post(engine, "/pause_generation", {"mode": "retract"})
+    update_weights(engine, tiny_model_path)
+    post(engine, "/continue_generation")
+    use_policy(link, "fcfs")
+    assert [answer.tokens for answer in held.answers().values()] == [expected] * 4
+
+
+def test_weights_are_updated_under_streams_that_stay_held(
+    engine: RealEngine, link: RawLink, tiny_model_path: Path
+):
+    """The engine was paused in place: held streams keep their KV, so the cache is not flushed."""
+    expected = calm_answer(engine, link, "in-place")
+    held = HeldStreams(engine, link, names("in-place"))
+    held.until_held()
+    post(engine, "/pause_generation", {"mode": "in_place"})
+    with pytest.raises(urllib.error.HTTPError, match="400"):
+        update_weights(engine, tiny_model_path)
+    update_weights(engine, tiny_model_path, flush_cache=False)
+    post(engine, "/continue_generation")
+    assert [link.history(rid)[-1][0] for rid in names("in-place")] == ["parked"] * 4
+    use_policy(link, "fcfs")
+    assert [answer.tokens for answer in held.answers().values()] == [expected] * 4
+
+
+def test_an_update_of_an_engine_that_is_not_paused_waits_for_held_streams(
+    engine: RealEngine, link: RawLink, tiny_model_path: Path
+):
+    asked, begun = "Start update_weights", "Update engine weights online from disk begin"
+    expected = calm_answer(engine, link, "awaited")
+    held = HeldStreams(engine, link, names("awaited"))
+    held.until_held()
+    before = engine.log()
+    with ThreadPoolExecutor(1) as pool:
+        update = pool.submit(update_weights, engine, tiny_model_path)
+        link.listen_until(
+            lambda: engine.log().count(asked) > before.count(asked), timeout_s=30.0, what="it was asked for"
+        )
+        link.next(EngineStats)
+        assert engine.log().count(begun) == before.count(begun)
+        use_policy(link, "fcfs")
+        assert [answer.tokens for answer in held.answers().values()] == [expected] * 4
+        link.listen_until(update.done, timeout_s=60.0, what="the weights are updated")
+        update.result()
+    assert engine.log().count(begun) == before.count(begun) + 1
+    assert calm_answer(engine, link, "updated") == expected
+
+
+def test_with_other_weights_held_streams_go_on_differently(
+    engine: RealEngine, link: RawLink, tiny_model_path: Path, tmp_path: Path
+):
+    """The negative control: an update does reach the streams that were held, from where they were."""
+    expected = calm_answer(engine, link, "before")
+    held = HeldStreams(engine, link, names("before"))
+    held.until_held()
+    post(engine, "/pause_generation", {"mode": "retract"})
+    try:
+        update_weights(engine, with_other_weights(tiny_model_path, tmp_path))
+        post(engine, "/continue_generation")
+        use_policy(link, "fcfs")
+        answers = held.answers()
+    finally:
+        update_weights(engine, tiny_model_path)
+    for rid, answer in answers.items():
+        assert answer.tokens[:HELD_AT] == expected[:HELD_AT], rid
+        assert answer.tokens != expected, rid
+    assert calm_answer(engine, link, "after") == expected
 
 
 def test_others_run_while_streams_are_held(engine: RealEngine, link: RawLink):

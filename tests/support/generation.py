@@ -17,6 +17,8 @@ from tokenflow_engine.protocol import EngineStats, SetPolicy
 __all__ = ["Answer", "Ask", "asks", "flush", "generate", "generate_all", "post", "use_policy"]
 
 _TIMEOUT_S = 110.0
+_TIMEOUT_EACH_S = 2.0
+"""More for each request of a crowd."""
 _SHARED = "the quick brown fox jumps over the lazy dog and runs away from everything " * 8
 
 
@@ -52,7 +54,9 @@ def asks(count: int, *, seed: int) -> list[Ask]:
     ]
 
 
-def post(engine: RealEngine, path: str, body: dict[str, Any] | None = None) -> str:
+def post(
+    engine: RealEngine, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = _TIMEOUT_S
+) -> str:
     """One request to the engine's own API; its answer's text. HTTP errors are raised."""
     request = urllib.request.Request(  # noqa: S310
         engine.base_url + path,
@@ -60,12 +64,12 @@ def post(engine: RealEngine, path: str, body: dict[str, Any] | None = None) -> s
         {"Content-Type": "application/json"},
         method="POST",
     )
-    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:  # noqa: S310
+    with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
         text: str = answer.read().decode()
         return text
 
 
-def generate(engine: RealEngine, rid: str, ask: Ask) -> Answer:
+def generate(engine: RealEngine, rid: str, ask: Ask, *, timeout_s: float = _TIMEOUT_S) -> Answer:
     """Run one request to its end."""
     body: dict[str, Any] = {
         "rid": rid,
@@ -79,7 +83,7 @@ def generate(engine: RealEngine, rid: str, ask: Ask) -> Answer:
     }
     if ask.top_logprobs is not None:
         body |= {"return_logprob": True, "top_logprobs_num": ask.top_logprobs}
-    answer = json.loads(post(engine, "/generate", body))
+    answer = json.loads(post(engine, "/generate", body, timeout_s=timeout_s))
     about = answer["meta_info"]
     pairs = [(value or 0.0, token) for value, token, _ in about.get("output_token_logprobs") or ()]
     return Answer(answer["output_ids"], about["finish_reason"], pairs)
@@ -89,13 +93,17 @@ def generate_all(
     engine: RealEngine, link: RawLink, wanted: Sequence[Ask], *, tag: str, announce: bool = False
 ) -> list[Answer]:
     """All of them at once, with the link kept alive; `announce` opens a stream for each."""
+    timeout_s = _TIMEOUT_S + _TIMEOUT_EACH_S * len(wanted)
     with ThreadPoolExecutor(len(wanted)) as pool:
         rids = [f"{tag}-{i}" for i in range(len(wanted))]
         for rid in rids if announce else ():
             link.open(rid)
-        futures = [pool.submit(generate, engine, rid, ask) for rid, ask in zip(rids, wanted, strict=True)]
+        futures = [
+            pool.submit(generate, engine, rid, ask, timeout_s=timeout_s)
+            for rid, ask in zip(rids, wanted, strict=True)
+        ]
         link.listen_until(
-            lambda: all(future.done() for future in futures), timeout_s=_TIMEOUT_S, what=f"{tag} is done"
+            lambda: all(future.done() for future in futures), timeout_s=timeout_s, what=f"{tag} is done"
         )
         return [future.result() for future in futures]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import pytest
@@ -271,6 +272,23 @@ def test_chaos_plans_what_the_view_allows(monkeypatch: pytest.MonkeyPatch):
         seen |= {kind for kind in ("park", "evict", "resume", "load", "write") if getattr(orders, kind)}
     assert seen == {"park", "evict", "resume", "load", "write"}
     assert planner.errors == 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_chaos_preempts_everybody_once_before_the_end_and_tells(
+    seed: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("TOKENFLOW_CHAOS", f"{seed}:park,evict")
+    caplog.set_level(logging.INFO)
+    table = populated()
+    table.counted("RUNNING", 42)  # of 50
+    planner = new_planner(Chaos(), table)
+    orders = planner.orders(2.0)
+    assert orders is not None
+    assert "RUNNING" in [*orders.park, *orders.evict]
+    table.moved("RUNNING", Phase.PARKED, now=2.0)
+    planner.orders(3.0)
+    assert caplog.text.count("chaos has preempted RUNNING 1 times") == 1
 
 
 def test_the_names_are_those_of_the_policies():

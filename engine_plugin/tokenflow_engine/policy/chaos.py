@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 from collections.abc import Sequence
@@ -10,17 +11,22 @@ from tokenflow_engine.policy.base import EngineView, Phase, Place, Plan, Reason
 
 __all__ = ["Chaos"]
 
+_logger = logging.getLogger(__name__)
+
 _EVERY_S = 0.01
 _HOLD_AFTER = 5
-_MOST = 6
+_MOST = 5
 """Preemptions of one stream, so that everybody gets done."""
+_AT_THE_LATEST = 8
+"""So many tokens before its end, whoever was not preempted yet is."""
 
 
 class Chaos:
     """``TOKENFLOW_CHAOS`` is its seed, and may name the moves it makes: ``7:park,evict,load,recompute``.
 
     With the move ``hold``, streams whose id begins with ``soft`` are parked, those with ``hard`` evicted, and
-    both stay out until another policy is in force.
+    both stay out until another policy is in force. Else every stream is preempted once or more often, and the
+    log tells of each time.
     """
 
     name = "chaos"
@@ -29,6 +35,7 @@ class Chaos:
         seed, _, moves = os.environ.get("TOKENFLOW_CHAOS", "0").partition(":")
         self._random = random.Random(int(seed))  # noqa: S311 - a test's dice
         self._moves = set(moves.split(",")) if moves else {"park", "evict", "load", "recompute"}
+        self._preempted: dict[str, int] = {}
 
     def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
         """A random plan that this view allows. Everybody who waits is admitted."""
@@ -40,10 +47,19 @@ class Chaos:
             else:
                 self._decide(row, phase, view, plan)
         self._random.shuffle(plan.write)
+        self._tell(dict(zip(ids, view.preemptions.tolist(), strict=True)))
         return plan
+
+    def _tell(self, preempted: dict[str, int]) -> None:
+        for rid, times in preempted.items():
+            if times > self._preempted.get(rid, 0):
+                _logger.info("TokenFlow: chaos has preempted %s %d times", rid, times)
+        self._preempted = preempted
 
     def _decide(self, row: int, phase: Phase, view: EngineView, plan: Plan) -> None:
         dice = self._random.random()
+        if not view.preemptions[row] and view.max_output[row] - view.generated[row] <= _AT_THE_LATEST:
+            dice /= 10
         spent = view.preemptions[row] >= _MOST
         if phase is Phase.WAITING:
             plan.admit.append(row)

@@ -59,7 +59,7 @@ class Chaos:
     def _decide(self, row: int, phase: Phase, view: EngineView, plan: Plan) -> None:
         dice = self._random.random()
         if not view.preemptions[row] and view.max_output[row] - view.generated[row] <= _AT_THE_LATEST:
-            dice /= 10
+            dice /= 10  # below the chances of both moves together
         spent = view.preemptions[row] >= _MOST
         if phase is Phase.WAITING:
             plan.admit.append(row)

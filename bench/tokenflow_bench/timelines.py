@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from tokenflow_bench.metrics import Record
 from tokenflow_bench.reading import read_times
+from tokenflow_bench.simulated import records
 from tokenflow_bench.simulator import Outcome
 
-__all__ = ["timeline"]
+__all__ = ["readers_timeline", "timeline"]
 
 _STREAMS = 3
 """Drawn token by token."""
 _POINTS = 200
 """Of each curve."""
+_DIGITS = 4
+"""Of seconds."""
 
 
 def timeline(outcome: Outcome) -> dict[str, Any]:
-    """For JSON.
-
-    `streams`: of some people, the time of each n-th token and of reading it. `buffers`: percentiles over the
-    streams that have begun and are not read to their end, in seconds of reading. `engine`: samples.
-    """
-    streams, work = outcome.streams, outcome.streams.work
-    people = np.flatnonzero(~work.machine & (streams.generated > 0)).tolist()
-    token_s = {row: streams.token_s(row) for row in people}
-    read_s = {row: read_times(work.person(row), token_s[row]) for row in people}
-    end_s = max((float(times[-1]) for times in read_s.values()), default=outcome.duration_s)
-    grid = np.linspace(0.0, end_s, _POINTS)
-    leads = []
-    for row in people:
-        came = np.searchsorted(token_s[row], grid, side="right")
-        read = np.searchsorted(read_s[row], grid, side="right")
-        lead = (came - read) / work.rate[row]
-        lead[(came == 0) | (read >= len(token_s[row]))] = np.nan
-        leads.append(lead)
-    table = np.array(leads).reshape(len(people), _POINTS)
-    shown = [people[at] for at in np.linspace(0, len(people) - 1, _STREAMS).astype(int)] if people else []
+    """Of a simulated run, for JSON: `readers_timeline`, and `engine`: samples."""
     every = max(len(outcome.samples) // _POINTS, 1)
     return {
-        "ttft_s": sorted(float(token_s[row][0] - work.arrived[row]) for row in people),
-        "streams": [_stream(float(work.arrived[row]), token_s[row], read_s[row]) for row in shown],
-        "buffers": {"at_s": grid.tolist(), **_percentiles(table)},
+        **readers_timeline(records(outcome)),
         "engine": {
             name: [getattr(sample, name) for sample in outcome.samples[::every]]
             for name in ("at_s", "running", "waiting", "preempted", "kv_share")
@@ -50,13 +34,40 @@ def timeline(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _stream(arrived_s: float, token_s: Any, read_s: Any) -> dict[str, Any]:
-    every = max(len(token_s) // _POINTS, 1)
+def readers_timeline(served: Iterable[Record]) -> dict[str, Any]:
+    """Of any run, for JSON.
+
+    `streams`: of some people, the time of each n-th token and of reading it. `buffers`: percentiles over the
+    streams that have begun and are not read to their end, in seconds of reading.
+    """
+    people = [one for one in served if not one.person.is_machine and len(one.token_s)]
+    read_s = [read_times(one.person, one.token_s) for one in people]
+    grid = np.linspace(0.0, max((float(times[-1]) for times in read_s), default=0.0), _POINTS)
+    leads = []
+    for one, times in zip(people, read_s, strict=True):
+        came = np.searchsorted(one.token_s, grid, side="right")
+        read = np.searchsorted(times, grid, side="right")
+        lead = (came - read) / one.person.rate
+        lead[(came == 0) | (read >= len(times))] = np.nan
+        leads.append(lead)
+    shown = np.linspace(0, len(people) - 1, _STREAMS).astype(int).tolist() if people else []
     return {
-        "arrived_s": arrived_s,
-        "tokens": (np.arange(len(token_s))[::every] + 1).tolist(),
-        "token_s": token_s[::every].tolist(),
-        "read_s": read_s[::every].tolist(),
+        "ttft_s": sorted(_rounded([one.token_s[0] - one.due_s for one in people])),
+        "streams": [_stream(people[at], read_s[at]) for at in shown],
+        "buffers": {
+            "at_s": _rounded(grid),
+            **_percentiles(np.array(leads).reshape(len(people), _POINTS)),
+        },
+    }
+
+
+def _stream(served: Record, read_s: Any) -> dict[str, Any]:
+    every = max(len(read_s) // _POINTS, 1)
+    return {
+        "arrived_s": round(served.due_s, _DIGITS),
+        "tokens": (np.arange(len(read_s))[::every] + 1).tolist(),
+        "token_s": _rounded(served.token_s[::every]),
+        "read_s": _rounded(read_s[::every]),
     }
 
 
@@ -66,5 +77,10 @@ def _percentiles(table: Any) -> dict[str, list[float | None]]:
     for column in table.T:
         known = column[~np.isnan(column)]
         for name, values in found.items():
-            values.append(float(np.percentile(known, int(name[1:]))) if len(known) else None)
+            values.append(round(float(np.percentile(known, int(name[1:]))), _DIGITS) if len(known) else None)
     return found
+
+
+def _rounded(seconds: Any) -> list[float]:
+    rounded: list[float] = np.round(np.asarray(seconds, dtype=float), _DIGITS).tolist()
+    return rounded

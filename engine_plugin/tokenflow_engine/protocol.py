@@ -159,6 +159,8 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rate_low: float
     rate_high: float
     paused: bool = False
+    hidden: bool = False
+    """What is generated now nobody reads (reasoning, tool calls), and all before it has been read."""
     seq: int = 0
 
     def __post_init__(self) -> None:
@@ -305,10 +307,15 @@ class EngineStats(_Message, frozen=True, tag=True):
     plan_s: float = 0.0
     """Seconds spent planning since the start, in `plans` plans."""
     plans: int = 0
+    plan_times: Durations | None = None
+    """Those seconds, plan by plan; CPU time."""
     plan_errors: int = 0
     written_bytes: int = 0
     """From device to host, and back, since the start."""
     loaded_bytes: int = 0
+    write_bytes_per_s: float = 0.0
+    """How fast the last copies of each direction were; 0 before the first."""
+    load_bytes_per_s: float = 0.0
     host_tokens: int = 0
     """KV tokens that host memory has room for, and what is used of it."""
     host_used_tokens: int = 0

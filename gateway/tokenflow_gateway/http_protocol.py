@@ -89,6 +89,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.gives_up = False
         self.pipeline = _NO_PIPELINE
         self._on_lost: Callable[[], None] | None = None
+        self._unsent_head = b""  # of the answer that has begun: it leaves with the first of its body
         self._head_within_s = HEAD_TIMEOUT_S
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -208,7 +209,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         cycle.message_event.clear()
         return body
 
-    def begin(self, fixed: bytes, headers: Iterable[tuple[bytes, bytes]], send: Send) -> bool:
+    def begin(
+        self, fixed: bytes, headers: Iterable[tuple[bytes, bytes]], send: Send, *, with_next: bool
+    ) -> bool:
         cycle = self.cycle
         if send != cycle.send or not self.writable or cycle.response_started or cycle.disconnected:
             return False
@@ -224,7 +227,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         lines.append(b"transfer-encoding: chunked\r\n\r\n")
         cycle.response_started, cycle.waiting_for_100_continue = True, False
         cycle.chunked_encoding = True
-        self.transport.write(b"".join(lines))
+        if with_next:
+            self._unsent_head = b"".join(lines)
+        else:
+            self.transport.write(b"".join(lines))
         return True
 
     def write(self, data: bytes) -> None:
@@ -233,6 +239,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         if cycle.chunked_encoding:
             data = b"%x\r\n%b\r\n" % (len(data), data)
+        if self._unsent_head:
+            data, self._unsent_head = self._unsent_head + data, b""
         self.transport.write(data)
 
     def end(self, data: bytes) -> bool:
@@ -241,7 +249,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return False
         if cycle.disconnected or cycle.response_complete:
             return False
-        self.transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n")
+        rest = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+        self.transport.write(self._unsent_head + rest)
+        self._unsent_head = b""
         cycle.response_complete = True
         cycle.message_event.set()
         if not cycle.keep_alive:

@@ -304,6 +304,8 @@ class _EngineCollector(Collector):
         ("away_s", "Seconds they were out of the batch, in all."),
         ("written_bytes", "KV copied to host memory."),
         ("loaded_bytes", "KV copied back."),
+        ("write_bytes_per_s", "How fast the last copies to host memory were; 0 before the first."),
+        ("load_bytes_per_s", "How fast the last copies back were; 0 before the first."),
         ("host_refused", "1 where host memory failed to open, or copies were not exact. Should stay 0."),
         ("ranks_lost", "1 once tensor-parallel ranks do not agree on KV copies any more. Should stay 0."),
         ("host_tokens", "KV tokens that host memory has room for."),
@@ -358,6 +360,7 @@ class _EngineCollector(Collector):
                         family.add_metric([engine.name, value], float(count))
             yield family
         yield self._returns()
+        yield self._plans()
 
     def _returns(self) -> HistogramMetricFamily:
         family = HistogramMetricFamily(
@@ -369,6 +372,16 @@ class _EngineCollector(Collector):
             if engine.linked and engine.stats is not None:
                 for kind, durations in engine.stats.return_s.items():
                     family.add_metric([engine.name, kind], _buckets(durations), sum_value=durations.sum_s)
+        return family
+
+    def _plans(self) -> HistogramMetricFamily:
+        family = HistogramMetricFamily(
+            "tokenflow_engine_plan_seconds", "CPU time of each plan.", labels=["engine"]
+        )
+        for engine in self._engines:
+            times = engine.stats.plan_times if engine.linked and engine.stats is not None else None
+            if times is not None:
+                family.add_metric([engine.name], _buckets(times), sum_value=times.sum_s)
         return family
 
 

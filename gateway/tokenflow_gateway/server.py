@@ -34,8 +34,10 @@ __all__ = ["serve", "server_for"]
 
 _log = structlog.stdlib.get_logger("tokenflow.gateway")
 
-_GC_THRESHOLDS = (2_000, 5, 10)
-"""Requests leave few cycles: the youngest objects are looked at for them less often than Python's 700."""
+_GC_THRESHOLDS = (2_000, 1, 100)
+"""Requests leave few cycles, and all streams wait while they are looked for: among the youngest objects less
+often than Python's 700, among those that outlive that while they are few, and among all, which takes tens of
+milliseconds, seldom."""
 _FILES_PER_CONNECTION = 2
 """Its own, and that of the engine's connection that answers it."""
 _OTHER_FILES = 192 + SPARE_CONNECTIONS

@@ -56,12 +56,12 @@ async def normal_after_s(client: httpx.AsyncClient, *, within_s: float = 15.0, s
 
 
 async def test_events_come_through_tls_as_they_are_made(client: httpx.AsyncClient) -> None:
-    stream = await Stream().read(client, tokens=40)
+    stream = await Stream().read(client, tokens=80)
     assert stream.whole
-    assert stream.at_s[0] < 0.5
-    assert stream.at_s[-1] - stream.at_s[0] > 0.8 * 40 / TOKENS_PER_S, "they came at the engine's pace"
+    assert stream.at_s[0] < 1.0, "of the two seconds that the engine takes"
+    assert stream.at_s[-1] - stream.at_s[0] > 0.8 * 80 / TOKENS_PER_S, "they came at the engine's pace"
     gaps = [after - before for before, after in zip(stream.at_s, stream.at_s[1:], strict=False)]
-    assert max(gaps) < 0.4, "none was held back"
+    assert max(gaps) < 1.0, "none was held back"
 
 
 async def test_both_gateways_get_their_share_and_metrics_stay_inside(

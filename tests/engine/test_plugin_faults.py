@@ -19,7 +19,7 @@ from support.raw_link import RawLink
 from support.real_engine import RealEngine, wait_until
 from tokenflow_engine.protocol import Aborted, EngineStats, Hello, SetPolicy, Welcome
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
 
 CHAT = "/v1/chat/completions"
 ALL_HOOKS = {"init", "pull", "state", "count", "end", "idle", "rid"}  # "control" needs a link

@@ -260,7 +260,7 @@ async def test_a_client_that_leaves_with_a_full_queue_frees_everything(engine: R
         async with stalling_client(gateway.base_url, CHAT, asks("endless")):
             await full(gateway)
             seen = await engine_request(engine)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(10):
             await seen.disconnected.wait()
         await gateway.everything_released()
         assert ended(gateway, "client_gone") == 1
@@ -323,18 +323,18 @@ async def arrivals(gateway: RunningGateway, model: str, headers: dict[str, str])
 
 
 async def test_paced_text_stays_smooth_while_the_engine_stalls(engine: ReplayEngine) -> None:
-    """The same engine, much faster than the reader but for a stop of 600 ms, with and without pacing."""
+    """The same engine, much faster than the reader but for a stop of a second, with and without pacing."""
     parts = answer(60)
     quick = [Send(part) for part in parts[:40]]
-    engine.scripts["stalls"] = Script(steps=[*quick, Pause(0.6), *(Send(part) for part in parts[40:])])
+    engine.scripts["stalls"] = Script(steps=[*quick, Pause(1.0), *(Send(part) for part in parts[40:])])
     async with serving(engine) as gateway:
         immediate, all_at_once = await arrivals(gateway, "stalls", {})
         paced, at_pace = await arrivals(gateway, "stalls", PACED)
         assert all_at_once == at_pace == b"".join(parts)
-        assert max(gap(immediate)) > 0.5
-        assert max(gap(paced)) < 0.35  # 50 ms, with room for a busy machine
-        assert paced[-1] - paced[0] == pytest.approx((60 - LEAD_S * 20) / 20, rel=0.1)
-        assert paced[0] - immediate[0] < 0.1
+        assert max(gap(immediate)) > 0.9
+        assert max(gap(paced)) < 0.6  # 50 ms, with room for a busy machine
+        assert paced[-1] - paced[0] == pytest.approx((60 - LEAD_S * 20) / 20, rel=0.25)
+        assert paced[0] - immediate[0] < 0.5
 
 
 def gap(times: list[float]) -> list[float]:
@@ -342,7 +342,7 @@ def gap(times: list[float]) -> list[float]:
 
 
 async def test_a_pause_of_the_reader_stops_paced_text_and_its_end_lets_it_go_on(engine: ReplayEngine) -> None:
-    engine.scripts["quick"] = Script(steps=[Send(part) for part in answer(40)])
+    engine.scripts["quick"] = Script(steps=[Send(part) for part in answer(200)])
     async with (
         serving(engine) as gateway,
         gateway.client.stream("POST", CHAT, json=asks("quick"), headers=PACED) as response,
@@ -359,13 +359,13 @@ async def test_a_pause_of_the_reader_stops_paced_text_and_its_end_lets_it_go_on(
         await report(0, paused=True)
         had = stream.delivered
         await asyncio.sleep(0.4)
-        assert stream.delivered == had < 40
+        assert stream.delivered == had < 200
         await report(1, tokens=had)
         await eventually(lambda: stream.delivered >= had + 3, "text goes out again")
         await report(2, rate=1000.0)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(5):  # of the nine that it would take at the old pace
             body = await response.aread()
-        assert body == b"".join(answer(40))
+        assert body == b"".join(answer(200))
 
 
 async def test_a_full_paced_queue_holds_the_engine_and_not_the_stream(engine: ReplayEngine) -> None:

@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import pytest
 
 from support import scenarios
 from support.gateway import RunningGateway, eventually, running_gateway
+from support.raw_engine import Asked, raw_engine
 from support.replay_engine import ReplayEngine
 from support.transcripts import load
 from tokenflow_gateway import http_protocol
@@ -57,7 +59,7 @@ async def test_a_client_that_pipelines_and_leaves_is_noticed(
     await writer.drain()
     writer.transport.abort()
     (seen,) = [seen for seen in engine.requests if seen.path == CHAT]
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         await seen.disconnected.wait()
     await gateway.everything_released()
 
@@ -140,6 +142,72 @@ async def test_streams_one_after_another_share_a_connection(gateway: RunningGate
     writer.close()
 
 
+class Recorded:
+    """A transport, and what is written to it."""
+
+    def __init__(self, transport: asyncio.Transport, written: list[bytes]) -> None:
+        self._transport = transport
+        self._written = written
+
+    def write(self, data: bytes) -> None:
+        self._written.append(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What is written to the connections of clients."""
+    made, found = http_protocol.BoundedHttpProtocol.connection_made, list[bytes]()
+    monkeypatch.setattr(
+        http_protocol.BoundedHttpProtocol,
+        "connection_made",
+        lambda self, transport: made(self, cast(asyncio.Transport, Recorded(transport, found))),
+    )
+    return found
+
+
+async def streamed(gateway: RunningGateway) -> bytes:
+    reader, writer = await connect(gateway)
+    writer.write(post("stream", stream=True))
+    async with asyncio.timeout(10):
+        answer = await reader.readuntil(b"0\r\n\r\n")
+    writer.close()
+    return answer
+
+
+def in_one_read(asked: Asked) -> bytes:
+    """An engine's answer that is here as a whole."""
+    if CHAT.encode() not in asked.head:
+        kind, body = b"application/json", b'{"object":"list","data":[{"id":"stream","object":"model"}]}'
+    else:
+        kind, body = b"text/event-stream", load("chat_stream").data
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n"
+    return head % (kind, len(body)) + body
+
+
+async def test_an_answer_that_is_here_as_a_whole_leaves_in_one_write(written: list[bytes]) -> None:
+    """A write costs more than most else in a short answer."""
+    async with (
+        raw_engine(in_one_read) as engine,
+        running_gateway({"url": engine.url, "link": "off"}) as gateway,
+    ):
+        answer = await streamed(gateway)
+    assert answer.startswith(b"HTTP/1.1 200")
+    assert b"[DONE]" in answer
+    assert written == [answer]
+
+
+async def test_the_head_of_a_stream_leaves_alone(gateway: RunningGateway, written: list[bytes]) -> None:
+    """The larger the first segment, the less a small receive buffer tells of its reader."""
+    answer = await streamed(gateway)
+    assert len(written) > 2
+    assert written[0] == answer.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
+    assert b"".join(written) == answer
+
+
 async def test_who_leaves_after_a_large_request_is_noticed(
     gateway: RunningGateway, engine: ReplayEngine
 ) -> None:
@@ -149,7 +217,7 @@ async def test_who_leaves_after_a_large_request_is_noticed(
     await eventually(lambda: any(seen.path == CHAT for seen in engine.requests), "asked")
     writer.transport.abort()
     (seen,) = [seen for seen in engine.requests if seen.path == CHAT]
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         await seen.disconnected.wait()
 
 
@@ -214,7 +282,7 @@ async def test_bytes_that_are_no_request_never_mix_with_an_answer(
                 rest += part
     assert b"HTTP/1.1" not in rest
     (seen,) = [seen for seen in engine.requests if seen.path == CHAT]
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(10):
         await seen.disconnected.wait()
     await gateway.everything_released()
     writer.close()

@@ -39,6 +39,9 @@ STATS = EngineStats(
     stalls={"ahead": 1},
     stall_s={"ahead": 0.25},
     return_s={"loaded": Durations(bounds_s=[0.1, 1.0], counts=[4, 2, 1], sum_s=3.5)},
+    plan_times=Durations(bounds_s=[0.001], counts=[9, 1], sum_s=0.008),
+    write_bytes_per_s=2e9,
+    load_bytes_per_s=1e9,
 )
 
 
@@ -101,3 +104,7 @@ def _preemption_is_exported(gateway: RunningGateway, engine: str) -> None:
     }
     assert buckets == {"0.1": 4.0, "1.0": 6.0, "+Inf": 7.0}
     assert gateway.metric("tokenflow_engine_return_seconds_sum", engine=engine, kind="loaded") == 3.5
+    assert gateway.metric("tokenflow_engine_plan_seconds_bucket", engine=engine, le="0.001") == 9.0
+    assert gateway.metric("tokenflow_engine_plan_seconds_count", engine=engine) == 10.0
+    assert gateway.metric("tokenflow_engine_write_bytes_per_s", engine=engine) == 2e9
+    assert gateway.metric("tokenflow_engine_load_bytes_per_s", engine=engine) == 1e9

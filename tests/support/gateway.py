@@ -21,7 +21,7 @@ from tokenflow_gateway.shutdown import StagedServer
 
 __all__ = ["RunningGateway", "eventually", "running_gateway"]
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 async def eventually(condition: Callable[[], bool], what: str, *, timeout_s: float = PATIENCE_S) -> None:

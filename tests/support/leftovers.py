@@ -27,7 +27,7 @@ from tokenflow_gateway.tenants.limits import LocalLimits
 
 __all__ = ["Leftovers", "looking_for_leftovers", "open_files"]
 
-PATIENCE_S = 2.0
+PATIENCE_S = 10.0
 """For what is let go of to be gone."""
 _POOLED = 4
 """Connections to the engine that may stay: the pool's, that of an abort, and those of probes."""

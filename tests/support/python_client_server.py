@@ -17,7 +17,7 @@ from support.replay_engine import Hold, ReplayEngine, Script, SeenRequest, Send,
 
 __all__ = ["DONE", "App", "ProgressServer", "eventually", "gated", "text_event"]
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 DONE = b"data: [DONE]\n\n"
 QUESTION: list[Any] = [{"role": "user", "content": "Say something."}]
 _BYTES_ACKED = slice(120, 128)  # of struct tcp_info

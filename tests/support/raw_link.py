@@ -26,7 +26,7 @@ from tokenflow_engine.protocol import (
 __all__ = ["RawLink"]
 
 M = TypeVar("M", bound=EngineMessage)
-_PATIENCE_S = 10.0
+_PATIENCE_S = 30.0
 
 
 class RawLink:

@@ -17,8 +17,9 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tokenflow_bench.burst.machine import costs_if_any
 from tokenflow_bench.calibrate import runs
-from tokenflow_bench.calibrate.fit import Costs, fit, fit_passes
+from tokenflow_bench.calibrate.fit import Costs, fit, fit_passes, mean_costs
 from tokenflow_bench.calibrate.machine import calibrated, engine_facts, toml_entry
 from tokenflow_bench.calibrate.passes import Pass, passes_of
 from tokenflow_bench.costs import MACHINES, Machine, read_machines
@@ -69,6 +70,18 @@ def delayed(logs: list[StreamLog]) -> list[StreamLog]:
     return [replace(log, token_s=[later[at] for at in log.token_s]) for log in logs]
 
 
+def held_back(logs: list[StreamLog], *, share: float) -> list[StreamLog]:
+    """As if some tokens ended within a character: each comes with the next one, or the one after that."""
+    rng = np.random.default_rng(3)
+    seen = []
+    for log in logs:
+        times = list(log.token_s)
+        for index in np.flatnonzero(rng.random(len(times) - 2) < share).tolist():
+            times[index] = times[index + 1]
+        seen.append(replace(log, token_s=np.maximum.accumulate(times).tolist()))
+    return seen
+
+
 def assert_known(costs: Costs, *, within: float) -> None:
     """In what a pass costs; single terms may trade off against each other."""
     found = calibrated(KNOWN, costs, name="found", source="", facts={})
@@ -102,6 +115,26 @@ def test_tokens_that_come_a_pass_late_are_recognized() -> None:
     assert punctual.error > 3 * costs.error  # so it is told by the error
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_tokens_that_are_held_back_belong_to_the_passes_before(late: bool) -> None:
+    """A pass is not two because one of its tokens came with the next one's."""
+    seen = [logs_of(KNOWN, seed=seed, jitter_s=0.0) for seed in (1, 2)]
+    seen = [held_back(delayed(logs) if late else logs, share=0.03) for logs in seen]
+    costs = fit(seen)
+    assert costs.is_late == late
+    assert costs.error < 0.02
+    assert_known(costs, within=0.02)
+
+
+def test_passes_with_a_held_token_by_hand() -> None:
+    """The second stream's token of the second step comes with that of the third."""
+    one = log(0, [0.0, 1.0, 2.0, 3.0, 4.0], prompt=10)
+    two = log(1, [0.0, 1.0, 3.0, 3.0, 4.0], prompt=7)
+    assert passes_of([one, two], late=False) == [
+        Pass(pytest.approx(1.0), 2, 17 + 2 * index, 0) for index in (1, 2, 3, 4)
+    ]
+
+
 def test_passes_of_two_streams_by_hand() -> None:
     """One stream runs; another's prompt is prefilled between two of its tokens."""
     one = log(0, [0.0, 1.0, 2.0, 4.5, 5.6], prompt=10)
@@ -113,6 +146,20 @@ def test_passes_of_two_streams_by_hand() -> None:
         Pass(pytest.approx(1.1), 2, 13 + 8, 0),
         Pass(pytest.approx(1.1), 2, 14 + 9, 0),
     ]
+
+
+def test_between_two_fits_is_their_mean() -> None:
+    """One that has it wrong whether tokens come late, which fits worse, does not count."""
+    known = {"step_base_s": 1.0, "step_per_stream_s": 0.1, "step_per_context_token_s": 0.01}
+    one = Costs(
+        **known, prefill_base_s=2.0, prefill_per_token_s=0.2, error=0.1, passes=5, prefills=1, is_late=True
+    )
+    other = replace(one, step_base_s=3.0, error=0.2, passes=7)
+    wrong = replace(one, step_base_s=99.0, error=0.3, is_late=False)
+    found = mean_costs([one, other, wrong])
+    assert (found.step_base_s, found.step_per_stream_s, found.passes) == (2.0, pytest.approx(0.1), 12)
+    assert found.is_late
+    assert mean_costs([one]) == one
 
 
 def test_what_is_not_measurable_is_said() -> None:
@@ -243,6 +290,26 @@ async def test_a_run_with_a_late_driver_is_done_again(monkeypatch: pytest.Monkey
     else:
         with pytest.raises(RuntimeError, match="99 ms late"):
             await calibrating
+
+
+def test_a_disturbed_calibration_is_done_again_and_then_given_up() -> None:
+    costs = fit([logs_of(KNOWN, seed=seed, jitter_s=0.0) for seed in (1, 2)])
+    said: list[str] = []
+    answers: list[Costs | Exception] = [RuntimeError("others"), ValueError("few"), costs]
+
+    def measure() -> Costs:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert costs_if_any(measure, say=said.append) == costs
+    assert ["others; try 1 of 3" in said[0], "few; try 2 of 3" in said[1]] == [True, True]
+    answers += [RuntimeError("others")] * 3
+    assert costs_if_any(measure, say=said.append) is None
+    answers += [OSError("the engine has gone")]
+    with pytest.raises(OSError, match="gone"):
+        costs_if_any(measure, say=said.append)
 
 
 def log(index: int, times: list[float], *, prompt: int) -> StreamLog:

@@ -82,6 +82,7 @@ def run(
     monkeypatch.setattr(module, "drive", drive)
     cases = [Case(name="stock", policy="fcfs"), Case(name="ours", policy="adaptive", report_every_s=1.0)]
     how = Rounds(
+        between_rounds=lambda: deployment.notes.append("between"),
         name="test",
         cases=cases,
         rounds=count,
@@ -99,7 +100,9 @@ def run(
 def test_turns_and_their_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settled before each run; in one round both cases get the same requests, in the next one others."""
     deployment, drive, results, _ = run(monkeypatch, [CALM] * 4, count=2)
-    order = ["settle", "fcfs", "settle", "adaptive", "settle", "adaptive", "settle", "fcfs", "settle"]
+    first = ["between", "settle", "fcfs", "settle", "adaptive"]
+    second = ["between", "settle", "adaptive", "settle", "fcfs"]
+    order = [*first, *second, "between", "settle"]
     assert deployment.notes == order
     asks = [asks for _, asks in drive.calls]
     assert asks[0] == asks[1] != asks[2] == asks[3]
@@ -111,6 +114,8 @@ def test_turns_and_their_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert results["stock"][0]["engine"] == {"moves": 2.5}
     assert results["stock"][0]["figures"]["ttft_mean_s"] == 0.5
     assert results["stock"][0]["objection"] is None
+    assert [["timeline" in one for one in runs] for runs in results.values()] == [[True, False]] * 2
+    assert results["stock"][0]["timeline"]["ttft_s"] == [0.5] * 3
 
 
 def test_a_late_driver_gets_another_try(monkeypatch: pytest.MonkeyPatch) -> None:

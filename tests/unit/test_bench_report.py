@@ -242,6 +242,7 @@ def test_the_paper_s_report_has_all_sections_and_pictures(
 
     monkeypatch.setattr(paper, "run_all", run_nothing)
     before = json.loads((tmp_path / "paper.json").read_text())
+    assert f": {len(before['cases'])} runs in 0." in page, "how long it took is said"
     source = tmp_path / "source.json"
     source.write_text(json.dumps(before | {"goals": [], "cases": before["cases"][::-1]}))
     again = ["--from", str(source), "--out", str(tmp_path / "again.json")]

@@ -85,22 +85,54 @@ def test_pauses_have_targets_of_their_own():
     assert "95 % (at least 95 %)" in lines[0]
 
 
-def test_a_part_pays_if_it_is_worse_without():
-    whole = run(wait_mean_s=2.0, stall_free_share=1.0)
-    cases = {
-        "adaptive": [whole],
-        "no offload": [run(wait_mean_s=2.2, stall_free_share=1.0)],
-        "no overlap": [run(wait_mean_s=2.0, stall_free_share=0.9)],
-        "no write-through": [run(wait_mean_s=2.05, stall_free_share=0.96)],
-        "other": [run(wait_mean_s=1.5, stall_free_share=1.0)],
+def parts(**waits: list[float]) -> list[str]:
+    """Verdicts on parts without which waits, in each round, are that many times as long."""
+    rounds = len(next(iter(waits.values())))
+    cases = {"adaptive": [run(wait_mean_s=2.0)] * rounds} | {
+        name: [run(wait_mean_s=2.0 * times) for times in each] for name, each in waits.items()
     }
     policies = {name: f"adaptive:{name}=0" for name in cases} | {"adaptive": "adaptive"}
-    lines = worth({"cases": cases, "policies": policies})
-    verdicts = ["the part pays", "the part pays", "no difference seen", "better without it"]
-    assert [line.rpartition(": ")[2] for line in lines] == [f"**{verdict}**" for verdict in verdicts]
-    assert lines[0].startswith(
-        "no offload: mean wait x1.10, TTFT p99 x1.00, raw throughput x1.00, stall-free +0"
+    return worth({"cases": cases, "policies": policies})
+
+
+def verdicts(lines: list[str]) -> list[str]:
+    return [line.rpartition(": ")[2] for line in lines]
+
+
+def test_a_part_pays_if_it_is_worse_without_in_all_five_rounds():
+    lines = parts(
+        offload=[1.5, 1.2, 1.07, 1.4, 1.01],
+        noisy=[1.5, 1.5, 1.5, 1.5, 0.99],
+        small=[1.04, 1.03, 1.02, 1.04, 1.04],
+        harms=[0.8, 0.9, 0.7, 0.93, 0.99],
     )
+    assert verdicts(lines) == ["**pays**", "**cannot tell**", "**cannot tell**", "**costs**"]
+    assert lines[0] == (
+        "offload: mean wait x1.20 (x1.01 to x1.50), TTFT p99 x1.00, raw throughput x1.00, "
+        "stall-free +0 points; round by round: mean wait x1.50, x1.20, x1.07, x1.40, x1.01; "
+        "raw throughput x1.00, x1.00, x1.00, x1.00, x1.00: **pays**"
+    )
+
+
+def test_few_rounds_tell_nothing_and_many_may_disagree_once():
+    assert verdicts(parts(offload=[2.0])) == ["**cannot tell**"]
+    assert verdicts(parts(offload=[2.0] * 3)) == ["**cannot tell**"]
+    assert verdicts(parts(offload=[2.0] * 7 + [0.5])) == ["**pays**"]
+    assert verdicts(parts(offload=[2.0] * 6 + [0.5] * 2)) == ["**cannot tell**"]
+
+
+def test_a_part_can_pay_in_streams_that_stall_or_in_throughput():
+    whole = [run()] * 5
+    policies = {"adaptive": "adaptive", "a": "adaptive:a=0", "b": "adaptive:b=0", "c": "adaptive:c=0"}
+    cases = {
+        "adaptive": whole,
+        "a": [run(stall_free_share=0.4)] * 5,
+        "b": [run(raw_tokens_per_s=90.0)] * 5,
+        "c": [run(raw_tokens_per_s=90.0, wait_mean_s=4.0)] * 5,
+    }
+    lines = worth({"cases": cases, "policies": policies})
+    assert verdicts(lines) == ["**pays**", "**pays**", "**cannot tell**"]
+    assert "stall-free -10 points" in lines[0]
 
 
 def plan(runs: int = 5) -> Plan:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from support.bare_executor import PAGE, Batch, bare_executor, new_request, new_scheduler
 from support.memory_transfer import MemoryTransfer
 from support.tables import DEVICE, READER, FlatCosts, SameReaders, new_table
 from tokenflow_engine.control.orders import Orders
@@ -22,29 +21,6 @@ from tokenflow_engine.protocol import EngineStats
 from tokenflow_engine.sglang.outside import Outside
 from tokenflow_engine.sglang.planner import Planner
 
-PAGE = 16
-SGLANG_SIDE = ("host", "rows", "memory", "executor")
-"""Modules that import SGLang, and what imports those: the last is the one under test."""
-
-
-@dataclass(eq=False)
-class Request:
-    rid: str
-    kv: Any
-    to_finish: None = None
-
-    def finished(self) -> bool:
-        return False
-
-
-@dataclass
-class Batch:
-    reqs: list[Request] = field(default_factory=list)
-    batch_is_full: bool = True
-
-    def filter_batch(self, reqs_to_exclude: list[Request]) -> None:
-        self.reqs = [req for req in self.reqs if req not in reqs_to_exclude]
-
 
 class Engine:
     """One stream of `tokens` in the batch, of which host memory holds the first `synced`.
@@ -54,24 +30,13 @@ class Engine:
     """
 
     def __init__(self, executor: type[Any], *, tokens: int, synced: int, ordered: bool) -> None:
-        self.freed: list[str] = []
-        self.req = Request("a", SimpleNamespace(kv_committed_len=tokens, holds_kv=True))
-        self.batch = Batch([self.req])
-        self.queue: deque[Any] = deque()
-        scheduler = SimpleNamespace(
-            result_queue=self.queue,
-            running_batch=self.batch,
-            waiting_queue=[],
-            chunked_req=None,
-            page_size=PAGE,
-            req_to_token_pool=SimpleNamespace(available_size=lambda: 8),
-            max_total_num_tokens=4096,
-            freed=self.freed,
-        )
+        self.req = new_request("a", tokens)
+        scheduler = new_scheduler(self.req)
+        self.freed, self.batch, self.queue = scheduler.freed, scheduler.running_batch, scheduler.result_queue
         self._transfer = MemoryTransfer(slots=4096, host_tokens=4096, chunk_tokens=64, ordered=ordered)
         self._host = OffloadManager(self._transfer, page_tokens=PAGE)
         self.executor = executor(scheduler, new_host=lambda: self._host)
-        self.executor.open_host()
+        self.executor.host.open()
         if synced:
             self._host.begin_iteration(synced)
             self._host.write("a", range(tokens), tokens)
@@ -103,32 +68,7 @@ class Engine:
         self._host.poll()
 
 
-@pytest.fixture
-def executor(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Any]]:
-    """The class, with SGLang's side of it replaced: whose memory is freed is written down."""
-    names = {name: f"tokenflow_engine.sglang.{name}" for name in SGLANG_SIDE}
-    host, rows = ModuleType(names["host"]), ModuleType(names["rows"])
-    host.HostRefusedError = RuntimeError  # type: ignore[attr-defined]
-    rows.free_tokens = lambda _scheduler: 4096  # type: ignore[attr-defined]
-    rows.row_of = lambda _scheduler, req: range(req.kv.kv_committed_len)  # type: ignore[attr-defined]
-    rows.give_up = lambda scheduler, req, **_: scheduler.freed.append(req.rid)  # type: ignore[attr-defined]
-    rows.forget_kv = lambda _req: None  # type: ignore[attr-defined]
-    import tokenflow_engine.sglang as package
-
-    for name, module in (("host", host), ("rows", rows)):
-        monkeypatch.setitem(sys.modules, names[name], module)
-        monkeypatch.setattr(package, name, module, raising=False)
-    for name in ("memory", "executor"):
-        monkeypatch.delitem(sys.modules, names[name], raising=False)
-        monkeypatch.delattr(package, name, raising=False)
-    from tokenflow_engine.sglang import executor as under_test
-
-    monkeypatch.setattr(under_test, "why_request_is_fixed", lambda _req: None)
-    monkeypatch.setattr(under_test.memory, "private_tokens", lambda req: req.kv.kv_committed_len)
-    yield under_test.Executor
-    for name in ("memory", "executor"):
-        monkeypatch.delitem(sys.modules, names[name], raising=False)
-        monkeypatch.delattr(package, name, raising=False)
+executor = pytest.fixture(bare_executor)
 
 
 def test_a_synced_stream_is_free_in_the_pass_that_takes_it_off(executor: type[Any]):
@@ -170,7 +110,7 @@ def test_host_memory_that_cannot_be_had_is_a_metric_and_not_the_end(executor: ty
 
     without = executor(SimpleNamespace(page_size=PAGE), new_host=none_left)
     assert without.tally.host_refused == 0
-    assert without.open_host() is None
+    assert without.host.open() is None
     assert without.tally.host_refused == 1
 
 
@@ -181,7 +121,7 @@ def test_ranks_that_cease_to_agree_are_a_metric(executor: type[Any], monkeypatch
     agreed = AgreedTransfer(MemoryTransfer(slots=64, host_tokens=64), lowest)
     host = OffloadManager(agreed, page_tokens=PAGE, ranks_lost=lambda: agreed.is_lost)
     ranks = executor(idle_scheduler(), new_host=lambda: host)
-    ranks.open_host()
+    ranks.host.open()
     assert stats_of(ranks, monkeypatch).ranks_lost == 0
     host.write("a", range(PAGE), PAGE, leaving=True)
     host.prepare_forward()

@@ -93,3 +93,6 @@ def test_durations_are_counted_by_class():
     assert message.counts[BOUNDS_S.index(0.3)] == 1
     assert message.counts[-1] == 1
     assert message.sum_s == pytest.approx(BOUNDS_S[0] + 99.25)
+    other = DurationCounts([0.5])
+    other.add(0.25)
+    assert (other.message().bounds_s, other.message().counts) == ([0.5], [1, 0])

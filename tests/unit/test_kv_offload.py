@@ -240,6 +240,17 @@ def test_reclaim_drops_duplicates_first_and_only_copies_only_when_told() -> None
     offload.check_integrity()
 
 
+def test_no_only_copy_is_dropped_where_all_would_not_do() -> None:
+    offload, transfer = manager(host_tokens=16)
+    for rid in "abcd":
+        write(offload, transfer, rid, 4)
+    assert offload.detach("a", 4)
+    assert offload.detach("b", 4)
+    assert offload.reclaim(16, ["c", "a", "b"], host_only=True) == ["c"]
+    assert offload.reclaim(12, ["a", "b"], host_only=True) == ["a", "b"]
+    offload.check_integrity()
+
+
 def test_reclaim_passes_over_copies_in_flight() -> None:
     offload, _ = manager()
     offload.write("a", ROW, 8, leaving=True)
@@ -249,6 +260,7 @@ def test_reclaim_passes_over_copies_in_flight() -> None:
 def test_estimates_follow_what_was_measured() -> None:
     offload, transfer = manager()
     assert offload.load_s(1000) == pytest.approx(1.0)
+    assert offload.statistics().load_bytes_per_s == 0.0, "that was assumed"
     write(offload, transfer, "a", 24)
     assert offload.evict_s(1000) == pytest.approx(1.0)
     offload.load("a", 0, list(range(24)))
@@ -257,3 +269,4 @@ def test_estimates_follow_what_was_measured() -> None:
     settle(offload, transfer)
     assert offload.statistics().loaded_bytes == 24_000
     assert offload.statistics().load_s == pytest.approx(0.024)
+    assert offload.statistics().load_bytes_per_s == pytest.approx(1e6)

@@ -7,7 +7,6 @@ compared is all that a scheduler could base a decision on, after every step.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,45 +14,15 @@ from typing import Any
 import pytest
 
 from support.memory_transfer import MemoryTransfer
+from support.ranks import Reduction, SlowTransfer
 from tokenflow_engine.kv.offload import Event, OffloadManager
 from tokenflow_engine.kv.transfer.agreed import FAILED, AgreedTransfer, Lowest
-from tokenflow_engine.kv.transfer.base import Direction, Finished, Ticket, Transfer
+from tokenflow_engine.kv.transfer.base import Transfer
 
 RANKS = 3
 STEPS = 250
 RIDS = ["a", "b", "c", "d"]
 SLOTS = 400
-PATIENCE_S = 20.0
-
-
-class Reduction:
-    """`Lowest` between threads. A rank that does not come breaks it for the others."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self._given: list[list[int]] = []
-        self._lowest: list[int] = []
-        self._barrier = threading.Barrier(RANKS, action=self._reduce)
-        self._lock = threading.Lock()
-
-    def lowest(self, values: list[int]) -> list[int]:
-        with self._lock:
-            self._given.append(values)
-        self._barrier.wait(PATIENCE_S)
-        result = self._lowest
-        self._barrier.wait(PATIENCE_S)
-        return result
-
-    def stop(self) -> None:
-        self._barrier.abort()
-
-    def _reduce(self) -> None:
-        if not self._given:
-            return
-        assert len({len(values) for values in self._given}) == 1, "ranks speak of different copies"
-        self._lowest = [min(place) for place in zip(*self._given, strict=True)]
-        self._given = []
-        self.calls += 1
 
 
 class Rank:
@@ -61,7 +30,11 @@ class Rank:
 
     def __init__(self, number: int, seed: int, wrap: Callable[[Transfer], AgreedTransfer]) -> None:
         self.number = number
-        self.copies = SlowTransfer(random.Random(f"{seed} {number}"))  # noqa: S311 - not for secrets
+        self.copies = SlowTransfer(
+            random.Random(f"{seed} {number}"),  # noqa: S311 - not for secrets
+            slots=SLOTS,
+            host_tokens=128,
+        )
         self.transfer = wrap(self.copies)
         self.offload = OffloadManager(
             self.transfer,
@@ -164,36 +137,10 @@ class Rank:
         return [streams, offload.host_free, offload.statistics(), offload.evict_s(10), offload.load_s(10)]
 
 
-class SlowTransfer(MemoryTransfer):
-    """Copies that take as long as the dice say, some of which fail, and some are not even begun."""
-
-    def __init__(self, dice: random.Random) -> None:
-        super().__init__(slots=SLOTS, host_tokens=128)
-        self.dice = dice
-        self.broken = False
-        self._pace = 0.2 + 0.8 * dice.random()
-
-    def let_happen(self) -> None:
-        for direction in Direction:
-            while self.in_flight(direction) and self.dice.random() < self._pace:
-                self.finish(direction, error="no" if self.dice.random() < 0.05 else None)
-
-    def submit(self, *args: Any) -> Ticket:
-        if self.dice.random() < 0.02:
-            raise RuntimeError("not begun")
-        return super().submit(*args)
-
-    def poll(self) -> list[Finished]:
-        if self.broken:
-            raise RuntimeError("the device is gone")
-        seconds = self.dice.random() / 100
-        return [Finished(done.ticket, seconds, done.error) for done in super().poll()]
-
-
 def run_all(
     seed: int, wrap: type[AgreedTransfer], act: Callable[[Rank, int], None] | None = None
 ) -> tuple[list[Rank], list[list[Any]], Reduction]:
-    reduction = Reduction()
+    reduction = Reduction(RANKS)
     ranks = [Rank(n, seed, lambda transfer: wrap(transfer, reduction.lowest)) for n in range(RANKS)]
 
     def run(rank: Rank) -> list[Any]:

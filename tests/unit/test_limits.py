@@ -282,7 +282,7 @@ async def test_a_redis_that_does_not_answer_costs_one_wait(server: RedisServer) 
         begun = loop.time()
         for _ in range(50):
             assert (await take(replica.limits, subject)).lease
-        assert loop.time() - begun < 0.2
+        assert loop.time() - begun < 0.8, "less than one wait more"
         assert first_s < 3.0
         server.resume()
         await replica.until_up()

@@ -247,7 +247,7 @@ def test_while_newcomers_are_refused_only_who_is_very_far_ahead_is_parked() -> N
 def test_nobody_is_parked_for_shorter_steps_that_make_too_few_tokens() -> None:
     """All are to read soon, and the whole batch is just fast enough: a smaller one would let all run dry."""
     slow = MACHINES["laptop-smollm2"]
-    rows = [Row(phase=RUNNING, generated=200, rate=4.8, buffered=6, context=160) for _ in range(20)]
+    rows = [Row(phase=RUNNING, generated=200, rate=5.1, buffered=6.3, context=160) for _ in range(20)]
     tight = Row(phase=RUNNING, generated=200, rate=5.0, buffered=0.5)
     view = view_of(*rows, tight, machine=slow, free=4_096)
     assert plan_of(view).park == []
@@ -471,7 +471,7 @@ def test_a_very_long_load_queue_makes_recomputing_faster() -> None:
     away = Row(phase=OFFLOADED, generated=200, buffered=5, context=300)
     view = view_of(*[ahead(20)] * 20, away)
     assert plan_of(view).load == [(20, Place.LOAD)]
-    assert plan_of(_with_load_queue(view, 0.2)).load == [(20, Place.LOAD)]
+    assert plan_of(_with_load_queue(view, 0.2)).load == []
     assert plan_of(_with_load_queue(view, 5.0)).load == [(20, Place.RECOMPUTE)]
 
 

@@ -20,7 +20,7 @@ from tokenflow_engine.policy.rows import ascending, heaviest_first, lowest
 from tokenflow_engine.policy.slack import Line, expected_remaining, slacks, urgencies
 
 RUNNING, WAITING, OFFLOADED, PARKED = Phase.RUNNING, Phase.WAITING, Phase.OFFLOADED, Phase.PARKED
-GATE = Gate(efficiency=0.9, efficiency_resident=0.9, keep_s=0.0, paused_share=0.5)
+GATE = Gate(efficiency=0.9, keep_s=0.0, paused_share=0.5)
 
 
 def test_slack_is_seconds_until_the_reader_would_notice() -> None:
@@ -120,7 +120,7 @@ def _gate(count: int, newcomers: int, *, rate: float, buffered: float = 0.0, **g
     rows += [Row(phase=WAITING, rate=rate, context=100, waited=0, max_output=3000) for _ in range(newcomers)]
     view = view_of(*rows, kv_tokens=41_408, free=0, mean_output=4000.0)
     remaining = np.full(len(view), 2000.0)
-    values = {"efficiency": 0.9, "efficiency_resident": 0.9, "keep_s": 0.0, "paused_share": 0.5} | gate
+    values = {"efficiency": 0.9, "keep_s": 0.0, "paused_share": 0.5} | gate
     order = np.arange(count, count + newcomers)
     passing = Gate(**values).passing(
         view, view.generated > 0, order, remaining=remaining, prefill=Line(0.0, 1e-6)
@@ -236,16 +236,38 @@ def test_tokenflow_falls_back_to_the_queue_when_readers_want_more_than_there_is(
     assert plan.load[0][0] == 61
 
 
+def ended_after(*tokens: int) -> EndedOutputs:
+    ended = EndedOutputs()
+    for length in tokens:
+        ended.add(length)
+    return ended
+
+
 def test_the_mean_output_is_neither_biased_by_long_answers_nor_by_a_burst() -> None:
-    from_history = expected_output(np.zeros(60), ended_tokens=0, ended=0, prior_tokens=300)
-    burst = expected_output(np.full(60, 50), ended_tokens=0, ended=0, prior_tokens=300)
-    long = expected_output(np.full(4, 1600), ended_tokens=100 * 92, ended=92, prior_tokens=100)
+    from_history = expected_output(np.zeros(60), EndedOutputs(), prior_tokens=300)
+    burst = expected_output(np.full(60, 50), EndedOutputs(), prior_tokens=300)
+    ended = ended_after(*[100] * 92)
+    long = expected_output(np.full(4, 1600), ended, prior_tokens=100)
+    short = 8 + ended.count.sum()
     assert from_history == burst == pytest.approx(300.0)
-    assert long == pytest.approx((100 * 100 + 4 * 2000) / 104)
+    assert long == pytest.approx((100 * short + 4 * 2000) / (short + 4))
+
+
+@pytest.mark.parametrize("share", [0.05, 0.25, 0.5, 0.75])
+def test_of_a_burst_the_short_answers_end_first(share: float) -> None:
+    """All began together, and those in the shortest `share` have ended: the rest is known to get longer."""
+    lengths = np.sort(np.random.default_rng(1).normal(4000, 1200, 400).clip(100).astype(int))
+    now = int(lengths[int(share * 400)])
+    ended, live = lengths[lengths <= now], np.full(int((lengths > now).sum()), now)
+    expected = expected_output(live, ended_after(*ended.tolist()), prior_tokens=4000)
+    assert expected == pytest.approx(lengths.mean(), rel=0.15)
+    as_others = (ended.sum() + 8 * 4000) / (len(ended) + 8)
+    if share < 0.5:
+        assert as_others < 0.75 * lengths.mean(), "negative control: as long as those"
 
 
 def mean_of(ended: EndedOutputs, *, live: int = 0) -> float:
-    return expected_output(np.zeros(live), ended_tokens=ended.tokens, ended=ended.count, prior_tokens=256)
+    return expected_output(np.zeros(live), ended, prior_tokens=256)
 
 
 def test_answers_that_were_aborted_have_ended_like_others() -> None:

@@ -19,8 +19,11 @@ from tokenflow_engine.protocol import Consumption, Welcome
 from tokenflow_gateway.config import EngineConfig
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.link.feed import ReaderFeed
+from tokenflow_gateway.readers.estimator import Source
 from tokenflow_gateway.readers.progress import ProgressReport
 from tokenflow_gateway.readers.registry import ReaderRegistry
+from tokenflow_gateway.readers.rounds import AT_A_TIME
+from tokenflow_gateway.readers.tally import Look
 from tokenflow_gateway.relay.stream import Stream
 
 PATIENCE_S = 10.0
@@ -73,6 +76,32 @@ async def test_many_readers_are_all_looked_at_in_turns() -> None:
         )
 
 
+async def test_no_turn_of_the_event_loop_has_more_than_a_few_of_many_looks() -> None:
+    engine = Engine(EngineConfig(url="http://127.0.0.1:1"))
+    looks, most = [0], 0
+
+    def next_turn() -> None:
+        nonlocal most, ticking
+        most = max(most, looks[0])
+        looks[0] = 0
+        ticking = loop.call_soon(next_turn)
+
+    def count(source: Source, look: Look) -> None:
+        looks[0] += 1
+
+    streams = [stream_on(engine) for _ in range(300)]
+    feed = ReaderFeed(streams, ReaderRegistry(learned=None, count=count), lambda engine, message: True)
+    feed.reset(streams)
+    loop = asyncio.get_running_loop()
+    ticking = loop.call_soon(next_turn)
+    async with running(feed):
+        await eventually(
+            lambda: all(stream.reader.tally.at > stream.started + 0.1 for stream in streams), "all looked at"
+        )
+    ticking.cancel()
+    assert 0 < most <= 2 * AT_A_TIME, "those that have changed, and those whose time has come"
+
+
 async def test_readers_are_looked_at_without_a_link_and_nothing_is_sent() -> None:
     stream = stream_on(Engine(EngineConfig(url="http://127.0.0.1:1")))
     sent: list[Consumption] = []
@@ -93,6 +122,22 @@ def linked() -> Engine:
         version=1, engine_id="e", model="m", engine="x", capabilities=[], kv_tokens=1, max_running=1
     )
     return engine
+
+
+def test_the_engine_is_told_of_text_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = Link(monkeypatch)
+    link.report(500, paused=False, seq=0)
+    link.look()
+    assert not link.buffer.hidden
+    link.stream.reader.hidden()
+    link.look()
+    assert link.buffer.hidden
+    before = link.sent
+    link.look()
+    assert link.sent == before, "once"
+    link.stream.reader.content("word ")
+    link.look()
+    assert not link.buffer.hidden
 
 
 class Link:

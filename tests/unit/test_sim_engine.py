@@ -216,6 +216,37 @@ def test_a_full_host_pool_means_computing_again() -> None:
     assert outcome.streams.generated[0] == 50
 
 
+def full_host(due_s: dict[int, float]) -> Outcome:
+    """Room for two contexts of three; the third leaves last."""
+    evicted = Plan(evict=[0, 1])
+    third = Plan(evict=[2], due_s=due_s)
+    policy = Scripted(at_0_4=evicted, at_0_6=third, at_0_9=Plan(stock=True))
+    outcome = simulate(replace(SMALL, host_tokens=300), requests(3, output=60), policy, until_s=0.85)
+    assert outcome.retractions == 1
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("due_s", "gone"),
+    [({1: 1e6, 2: 5.0}, 1), ({0: 1e6 + 1, 1: 1e6, 2: 5.0}, 0), ({2: 5.0, 0: 4.0, 1: 4.0}, 2), ({}, 2)],
+)
+def test_in_a_full_host_pool_who_is_due_later_makes_room_as_in_the_engine(
+    due_s: dict[int, float], gone: int
+) -> None:
+    streams = full_host(due_s).streams
+    assert [row for row in range(3) if streams.phase[row] == Phase.WAITING] == [gone]
+    assert streams.synced[gone] == 0
+    assert all(streams.synced[row] > 100 for row in range(3) if row != gone)
+
+
+def test_in_a_full_host_pool_copies_of_what_is_on_the_device_go_first() -> None:
+    policy = Scripted(at_0_3=Plan(write=[0, 1]), at_0_5=Plan(evict=[2]), at_0_6=Plan(stock=True))
+    outcome = simulate(replace(SMALL, host_tokens=280), requests(3, output=60), policy, until_s=0.59)
+    assert outcome.retractions == 0
+    assert outcome.streams.phase[2] == Phase.OFFLOADED
+    assert outcome.streams.synced[0] == 0
+
+
 def test_copies_queue_one_behind_the_other_and_share_the_link() -> None:
     copies = Copies(SMALL)
     assert copies.evict(100, now=0.0) == pytest.approx(0.011)

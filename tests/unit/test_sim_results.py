@@ -39,8 +39,7 @@ def test_beyond_capacity_some_wait_and_nobody_stalls(setup: str) -> None:
 def test_without_the_gate_readers_stall() -> None:
     """Negative control: promising five times the capacity makes most streams stall."""
     workload = SETUPS["tiny-burst"].workload(1.2, 1)
-    options = {"efficiency": 5.0, "efficiency_resident": 5.0}
-    outcome = simulate(SETUPS["tiny-burst"].machine, workload, policy_named("adaptive", **options))
+    outcome = simulate(SETUPS["tiny-burst"].machine, workload, policy_named("adaptive", efficiency=5.0))
     assert measure(outcome).summary.stall_free_share < 0.5
 
 

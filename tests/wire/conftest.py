@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
 from collections.abc import Iterator
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_heap() -> None:
+    """What was there before is not looked through each time that a test asks what it has left behind."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def patient_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No engine is taken for gone because this machine is busy."""
+    monkeypatch.setattr("tokenflow_gateway.engines.probe.PROBE_TIMEOUT_S", 30.0)
 
 
 @pytest.fixture(autouse=True)

@@ -88,7 +88,7 @@ async def test_case_28_an_engine_that_accepts_and_never_answers_is_504(
         assert "0.3 s" in answer.json()["error"]["message"]
         assert timed_out(gateway, "first_byte") == 1
         (seen,) = [seen for seen in engine.requests if seen.script_name == "silent"]
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             await seen.disconnected.wait()
         await gateway.everything_released()
 
@@ -182,18 +182,18 @@ async def test_the_total_counts_from_the_arrival_of_the_head(engine: ReplayEngin
     """A client that takes its time to send the body has the less of it for the answer."""
     engine.scripts["held"] = scenarios.replay(load("chat_stream"), gates={0: asyncio.Event()})
     config = {"url": engine.base_url, "id": "e", "link": "off"}
-    async with running_gateway(config, timeouts={"total_s": 0.6, "first_byte_s": LONG}) as gateway:
+    async with running_gateway(config, timeouts={"total_s": 1.0, "first_byte_s": LONG}) as gateway:
         loop = asyncio.get_running_loop()
         begun = loop.time()
 
         async def body() -> AsyncIterator[bytes]:
             yield b'{"model": "held", "stream": true'
-            await asyncio.sleep(0.4)
+            await asyncio.sleep(0.8)
             yield b', "messages": []}'
 
         answer = await gateway.client.post(CHAT, content=body())
         assert answer.json()["error"]["code"] == "request_total_timeout"
-        assert 0.55 < loop.time() - begun < 0.9
+        assert 0.95 < loop.time() - begun < 1.7
 
 
 async def test_a_client_that_reads_nothing_meets_the_total(engine: ReplayEngine) -> None:

@@ -50,8 +50,10 @@ How to read it:
 - What the engine did is by its own count. *Back* is from the decision to bring a stream back to its first
   pass in the batch.
 - *Targets* are those the policy was written for: medians over the rounds, the limit beside them. With parts
-  taken away, a part *pays* if without it waits are 5 % longer, throughput is 5 % lower, or 5 % more of the
-  streams stall.
+  taken away, the ratios are those to the whole policy in the same round, median and range. A part *pays* if
+  without it waits are 5 % longer, throughput is 5 % lower, or 5 % more of the streams stall, in the median
+  over the rounds, and if so many rounds agree as chance would have agree once in ten times at most (all of
+  five, seven of eight). It *costs* if that is so the other way round. Of anything else one *cannot tell*.
 - Rates are lognormal around the one given, and declared to the gateway, which gets no reports unless the
   table says so. The people are simulated; their lengths and pauses are drawn, not recorded.
 """

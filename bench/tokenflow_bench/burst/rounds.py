@@ -19,6 +19,7 @@ from tokenflow_bench.load.asks import asks_of
 from tokenflow_bench.load.driver import Client, Drive, drive
 from tokenflow_bench.load.log import StreamLog
 from tokenflow_bench.load.summary import summarise
+from tokenflow_bench.timelines import readers_timeline
 from tokenflow_bench.workload import Workload
 
 __all__ = ["Rounds", "requests_of", "run_async"]
@@ -42,14 +43,21 @@ class Rounds:
     max_others: float
     """Cores that other programs may take."""
     say: Callable[[str], None]
+    between_rounds: Callable[[], None] = lambda: None
+    """Called before each round, and after the last one."""
 
     def run(self, deployment: Deployment) -> dict[str, list[dict[str, Any]]]:
         """The document of each run, in order of the rounds, by the name of its case."""
         results: dict[str, list[dict[str, Any]]] = {case.name: [] for case in self.cases}
+        begun = -1
         for number, case in turns(self.cases, self.rounds):
+            if number > begun:
+                self.between_rounds()
+                begun = number
             deployment.settle()
             deployment.use(case.policy)
             results[case.name].append(self._once(deployment, number, case))
+        self.between_rounds()
         deployment.settle()
         return results
 
@@ -101,14 +109,15 @@ class Rounds:
             "driver": run.overhead.document() | {"others_cores": others_cores},
             "reports": {str(status): count for status, count in run.report_statuses.items()},
             "requests": requests_of(run.logs),
+            **({} if number else {"timeline": readers_timeline(log.record() for log in run.logs)}),
             "errors": sorted({log.error for log in run.logs if log.error})[:5],
             "objection": run.overhead.objection(max_lag_ms=self.max_lag_ms)
             or others.objection(others_cores, most=self.max_others),
         }
 
 
-def requests_of(logs: Sequence[StreamLog]) -> dict[str, list[float]]:
-    """What came, in columns: seconds, tokens as the engine counts them, tokens a second.
+def requests_of(logs: Sequence[StreamLog]) -> dict[str, list[Any]]:
+    """What came, in columns: seconds, tokens as the engine counts them, tokens a second, pauses.
 
     An answer that did not come to its end counts as long as it was asked for.
     """
@@ -118,6 +127,7 @@ def requests_of(logs: Sequence[StreamLog]) -> dict[str, list[float]]:
         "output": [max(len(log.token_s) if log.is_whole else log.output_tokens, 1) for log in logs],
         "max_output": [max(log.output_tokens, len(log.token_s)) for log in logs],
         "rate": [log.person.rate for log in logs],
+        "pauses": [log.person.pauses() for log in logs],
     }
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenflow_bench.burst.capacity import Capacity, measure_capacity
 from tokenflow_bench.burst.cores import Cores
 from tokenflow_bench.burst.deployment import STOCK, Deployment, NoSuchPolicyError, deployed
+from tokenflow_bench.burst.machine import costs_if_any, costs_now
 from tokenflow_bench.burst.rounds import Rounds, run_async
 from tokenflow_bench.burst.setups import Setup
 from tokenflow_bench.burst.targets import OURS
@@ -35,6 +36,8 @@ _SIZINGS = 2
 _START_S = 75.0
 """Engine and gateway, and how fast the engine is."""
 _BETWEEN_RUNS_S = 3.0
+_TWIN_START_S = 45.0
+_CALIBRATION_S = 25.0
 _Table = dict[str, Any]
 
 
@@ -51,6 +54,8 @@ class Plan:
     max_others: float
     kv_tokens: int | None
     threads: int | None
+    calibrates: bool = False
+    """On a second engine, before each round and after the last: a machine is not as fast at all times."""
     say: Callable[[str], None]
 
 
@@ -120,7 +125,9 @@ def seconds(plan: Plan, setup: Setup, comparisons: Sequence[Comparison]) -> floa
         (comparison.runs or plan.runs) * len(comparison.cases) * (comparison.least_s(setup) + _BETWEEN_RUNS_S)
         for comparison in comparisons
     )
-    return _START_S + runs
+    calibrations = sum((comparison.runs or plan.runs) + 1 for comparison in comparisons) * plan.calibrates
+    twin_s = _TWIN_START_S * plan.calibrates + _CALIBRATION_S * calibrations
+    return _START_S + runs + twin_s
 
 
 def _told(name: str, policy: str) -> Case:
@@ -154,6 +161,9 @@ class _Site:
     cores: Cores
     kv_tokens: int
     capacity: Capacity
+    twin: Deployment | None
+    """The same once more, on which costs are measured: the policies of the other one learn from all that it
+    answers, so how long answers get, too."""
 
     def readers(self, load: float) -> Callable[[int], Workload]:
         """Those of each round."""
@@ -173,11 +183,12 @@ class _Site:
 
     def table(self, comparison: Comparison) -> _Table:
         """All rounds of all cases, and what they were run with."""
-        plan, setup, load = self.plan, self.setup, comparison.load
+        plan, setup, load, twin = self.plan, self.setup, comparison.load, self.twin
         cases = self.available(comparison.cases)
         readers = self.readers(load)
         count = setup.readers(load, self.capacity.tokens_per_s)
         least_s = comparison.least_s(setup)
+        costs: list[dict[str, Any] | None] = []
         name = f"{setup.name}, {comparison.title}"
         runs = comparison.runs or plan.runs
         plan.say(f"{name}: {count} readers, {len(cases)} x {runs} runs of about {least_s:.0f} s")
@@ -192,7 +203,9 @@ class _Site:
             max_lag_ms=plan.max_lag_ms,
             max_others=plan.max_others,
             say=plan.say,
+            between_rounds=(lambda: costs.append(self.costs(twin, len(costs)))) if twin else lambda: None,
         )
+        found = rounds.run(self.deployment)
         return {
             "setup": setup.name,
             "words": setup.words,
@@ -210,8 +223,28 @@ class _Site:
             "cores": self.cores.words(),
             "window_s": least_s,
             "policies": {case.name: case.policy for case in cases},
-            "cases": rounds.run(self.deployment),
+            "told": [case.name for case in cases if case.pauses == "report"],
+            "costs": costs,
+            "cases": found,
         }
+
+    def costs(self, twin: Deployment, number: int) -> dict[str, Any] | None:
+        """What passes cost now, measured on `twin` with texts of that number; None if that fails."""
+        plan = self.plan
+        found = costs_if_any(
+            lambda: costs_now(
+                twin,
+                self.setup,
+                kv_tokens=self.kv_tokens,
+                rounds=1,
+                seed=plan.seed + number,
+                say=lambda _line: None,
+                max_lag_ms=plan.max_lag_ms,
+                max_others=plan.max_others,
+            ),
+            say=plan.say,
+        )
+        return found.document() if found else None
 
 
 @contextmanager
@@ -227,14 +260,17 @@ def _sized(plan: Plan, setup: Setup) -> Iterator[_Site]:
             wanted = setup.kv_for(found.tokens_per_s, found.footprint_tokens)
             fits = plan.kv_tokens is not None or abs(kv_tokens / wanted - 1) <= _SIZE_TOLERANCE
             if fits or attempt == _SIZINGS - 1:
-                yield _Site(
-                    plan=plan,
-                    setup=setup,
-                    deployment=deployment,
-                    cores=cores,
-                    kv_tokens=kv_tokens,
-                    capacity=found,
-                )
+                more = deployed(setup.model(), flags, cores=cores) if plan.calibrates else nullcontext()
+                with more as twin:
+                    yield _Site(
+                        plan=plan,
+                        setup=setup,
+                        deployment=deployment,
+                        cores=cores,
+                        kv_tokens=kv_tokens,
+                        capacity=found,
+                        twin=twin,
+                    )
                 return
         kv_tokens = wanted
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import comb
+from statistics import median
 from typing import Any
 
 from tokenflow_bench.burst.deployment import STOCK
@@ -21,6 +23,10 @@ _Cases = Mapping[str, Sequence[_Run]]
 
 _PAYS = 0.05
 """A part pays if without it waits are longer, or throughput lower, by more than this, or as many stall."""
+_CHANCE = 0.1
+"""How often so many rounds may agree if the part makes no difference (a two-sided sign test): all of five do
+once in sixteen times, all of three once in four.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,42 +109,79 @@ def worth(table: Mapping[str, Any]) -> list[str]:
     return [_verdict(name, cases[name], cases[OURS]) for name in partial] if OURS in cases else []
 
 
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """What doing without a part changes: a ratio of the same round, or a difference of shares."""
+
+    words: str
+    figure: Callable[[_Run], float | None]
+    is_ratio: bool = True
+    more_is_worse: bool = False
+
+    def rounds(self, without: Sequence[_Run], whole: Sequence[_Run]) -> list[float | None]:
+        """The change in each round; None where there is none to speak of."""
+        pairs = list(zip(map(self.figure, without), map(self.figure, whole), strict=True))
+        if self.is_ratio:
+            return [a / b if a is not None and b else None for a, b in pairs]
+        return [a - b if a is not None and b is not None else None for a, b in pairs]
+
+    def losses(self, without: Sequence[_Run], whole: Sequence[_Run]) -> list[float]:
+        """The same as a loss: above zero where it is worse without the part."""
+        sign = 1 if self.more_is_worse else -1
+        level = 1.0 if self.is_ratio else 0.0
+        return [sign * (value - level) for value in self.rounds(without, whole) if value is not None]
+
+    def shown(self, without: Sequence[_Run], whole: Sequence[_Run]) -> str | None:
+        """Median and range over the rounds."""
+        found = Spread.of(self.rounds(without, whole))
+        if found.median is None or found.low is None or found.high is None:
+            return None
+        show = _as_ratio if self.is_ratio else _as_points
+        spread = f" ({show(found.low)} to {show(found.high)})" if found.low != found.high else ""
+        return f"{self.words} {show(found.median)}{spread}{'' if self.is_ratio else ' points'}"
+
+    def by_round(self, without: Sequence[_Run], whole: Sequence[_Run]) -> str:
+        """All of them, in order."""
+        values = self.rounds(without, whole)
+        return f"{self.words} {', '.join('-' if value is None else _as_ratio(value) for value in values)}"
+
+
+def _as_ratio(value: float) -> str:
+    return f"x{number(value, 2)}"
+
+
+def _as_points(value: float) -> str:
+    return f"{100 * value:+.0f}"
+
+
+_WAIT = _Loss("mean wait", _figure("wait_mean_s"), more_is_worse=True)
+_RAW = _Loss("raw throughput", _figure("raw_tokens_per_s"))
+_SHARES = (
+    _Loss("stall-free", _figure("stall_free_share"), is_ratio=False),
+    _Loss("read on within a second of a pause", _pause("reads_on_share"), is_ratio=False),
+    _Loss("no stall over 0.3 s after it", _pause("smooth_share"), is_ratio=False),
+)
+_SHOWN = (_WAIT, _Loss("TTFT p99", _figure("ttft_p99_s"), more_is_worse=True), _RAW, *_SHARES)
+_JUDGED = (_WAIT, _RAW, *_SHARES)
+
+
 def _verdict(name: str, without: Sequence[_Run], whole: Sequence[_Run]) -> str:
-    ratios = {
-        words: ratio(map(figure, without), map(figure, whole)) or 1.0 for words, figure in _RATIOS.items()
-    }
-    points = {words: _difference(figure, without, whole) for words, figure in _SHARES.items()}
-    known = {words: difference for words, difference in points.items() if difference is not None}
-    wait, raw = ratios["mean wait"], ratios["raw throughput"]
-    if wait > 1 + _PAYS or raw < 1 - _PAYS or min(known.values()) < -_PAYS:
-        verdict = "the part pays"
-    elif wait < 1 - _PAYS or raw > 1 + _PAYS or max(known.values()) > _PAYS:
-        verdict = "better without it"
-    else:
-        verdict = "no difference seen"
-    figures = [f"{words} x{number(value, 2)}" for words, value in ratios.items()]
-    figures += [f"{words} {100 * difference:+.0f} points" for words, difference in known.items()]
-    return f"{name}: {', '.join(figures)}: **{verdict}**"
+    figures = [words for one in _SHOWN if (words := one.shown(without, whole)) is not None]
+    losses = [one.losses(without, whole) for one in _JUDGED]
+    pays = any(map(_is_clear, losses))
+    costs = any(_is_clear([-loss for loss in each]) for each in losses)
+    verdict = "cannot tell" if pays == costs else "pays" if pays else "costs"
+    rounds = "; ".join(one.by_round(without, whole) for one in (_WAIT, _RAW))
+    return f"{name}: {', '.join(figures)}; round by round: {rounds}: **{verdict}**"
 
 
-_RATIOS = {
-    "mean wait": _figure("wait_mean_s"),
-    "TTFT p99": _figure("ttft_p99_s"),
-    "raw throughput": _figure("raw_tokens_per_s"),
-}
-_SHARES = {
-    "stall-free": _figure("stall_free_share"),
-    "read on within a second of a pause": _pause("reads_on_share"),
-    "no stall over 0.3 s after it": _pause("smooth_share"),
-}
-
-
-def _difference(
-    figure: Callable[[_Run], float | None], without: Sequence[_Run], whole: Sequence[_Run]
-) -> float | None:
-    """The median over the rounds; None where a case has no such figure."""
-    pairs = zip(map(figure, without), map(figure, whole), strict=True)
-    return Spread.of(a - b if a is not None and b is not None else None for a, b in pairs).median
+def _is_clear(losses: Sequence[float]) -> bool:
+    """More than `_PAYS` in the median, and no accident."""
+    if not losses or median(losses) <= _PAYS:
+        return False
+    rounds, exceptions = len(losses), sum(loss <= 0 for loss in losses)
+    as_many = sum(comb(rounds, few) for few in range(exceptions + 1))
+    return bool(2 * as_many / 2**rounds <= _CHANCE)
 
 
 def ratio(runs: Iterable[float | None], stock: Iterable[float | None]) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from tokenflow_bench.calibrate.passes import Pass, passes_of
 from tokenflow_bench.load.log import StreamLog
 
-__all__ = ["Costs", "fit", "fit_passes"]
+__all__ = ["Costs", "fit", "fit_passes", "mean_costs"]
 
 Floats = NDArray[np.float64]
 
@@ -37,6 +38,13 @@ class Costs:
     is_late: bool
     """Tokens come when the next pass is over: see `passes`."""
 
+    def words(self) -> str:
+        """How far they can be trusted."""
+        return (
+            f"fitted to {self.passes} passes ({self.prefills} prefills), {100 * self.error:.1f} % mean error "
+            f"of a pass; tokens come {'a pass late' if self.is_late else 'at once'}"
+        )
+
     def document(self) -> dict[str, float | int | bool]:
         """For JSON."""
         return asdict(self)
@@ -54,6 +62,23 @@ def fit(runs: Sequence[Sequence[StreamLog]]) -> Costs:
     return min(found, key=lambda costs: costs.error)
 
 
+def mean_costs(fits: Sequence[Costs]) -> Costs:
+    """Between several on one engine: of those that agree with the best one on whether tokens come late."""
+    is_late = min(fits, key=lambda costs: costs.error).is_late
+    alike = [costs for costs in fits if costs.is_late == is_late]
+    return Costs(
+        step_base_s=fmean(costs.step_base_s for costs in alike),
+        step_per_stream_s=fmean(costs.step_per_stream_s for costs in alike),
+        step_per_context_token_s=fmean(costs.step_per_context_token_s for costs in alike),
+        prefill_base_s=fmean(costs.prefill_base_s for costs in alike),
+        prefill_per_token_s=fmean(costs.prefill_per_token_s for costs in alike),
+        error=fmean(costs.error for costs in alike),
+        passes=sum(costs.passes for costs in alike),
+        prefills=sum(costs.prefills for costs in alike),
+        is_late=is_late,
+    )
+
+
 def fit_passes(passes: Sequence[Pass], *, is_late: bool = False) -> Costs:
     """Raises `ValueError` for fewer than forty passes, or none with a prefill."""
     prefills = sum(one.prefill_tokens > 0 for one in passes)
@@ -62,6 +87,7 @@ def fit_passes(passes: Sequence[Pass], *, is_late: bool = False) -> Costs:
     columns = np.array([_row(one) for one in passes], dtype=float)
     seconds = np.array([one.seconds for one in passes])
     costs = _robust(columns, seconds)
+    costs *= seconds.sum() / (columns @ costs).sum()  # outliers, too, are time that goes by
     error = float(np.abs(columns @ costs - seconds).mean() / seconds.mean())
     return Costs(
         step_base_s=float(costs[0]),

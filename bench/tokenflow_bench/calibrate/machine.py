@@ -46,9 +46,7 @@ def calibrated(like: Machine, costs: Costs, *, name: str, source: str, facts: Ma
         prefill_base_s=costs.prefill_base_s,
         prefill_per_token_s=costs.prefill_per_token_s,
         late_tokens=costs.is_late,
-        quality=f"fitted to {costs.passes} passes ({costs.prefills} prefills), "
-        f"{100 * costs.error:.1f} % mean error of a pass; tokens come "
-        f"{'a pass late' if costs.is_late else 'at once'}; copies as {like.name}",
+        quality=f"{costs.words()}; copies as {like.name}",
         source=source,
         **facts,
     )

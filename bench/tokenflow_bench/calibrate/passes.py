@@ -3,10 +3,15 @@
 Tokens of one pass come together, those of the next one a pass later. An engine that prepares a pass while
 the one before it computes (SGLang's overlap schedule, its default) sends a pass's tokens when the next one is
 over: the time between two arrivals is then the duration of the pass after (`late=True`).
+
+Tokens that come to a stream at once are of several passes: SGLang holds back what ends within a character
+(one or two of a hundred tokens of a model with random weights). The last of them came when it was made, each
+before it belongs to one step earlier.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -45,7 +50,7 @@ def passes_of(logs: Sequence[StreamLog], *, late: bool) -> list[Pass]:
     """
     if any(log.prompt_tokens is None for log in logs):
         raise ValueError("the server does not say how long prompts are (usage.prompt_tokens)")
-    arrivals = list(_arrivals(logs))
+    arrivals = _arrivals(logs)
     shift = int(late)
     return [
         _pass(logs, arrivals[index], arrivals[index - shift].at_s - arrivals[index - shift - 1].at_s)
@@ -54,13 +59,42 @@ def passes_of(logs: Sequence[StreamLog], *, late: bool) -> list[Pass]:
     ]
 
 
-def _arrivals(logs: Sequence[StreamLog]) -> Iterator[_Arrival]:
+def _arrivals(logs: Sequence[StreamLog]) -> list[_Arrival]:
     gaps = [after - before for log in logs for before, after in pairwise(log.token_s)]
-
     if not gaps:
         raise ValueError("no answer has two tokens")
-    apart_s = _APART * median(gaps)
-    tokens = sorted((at, row, index) for row, log in enumerate(logs) for index, at in enumerate(log.token_s))
+    on_time, held_back = _tokens(logs)
+    arrivals = list(_together(on_time, apart_s=_APART * median(gaps)))
+    steps = [arrival for arrival in arrivals if any(index for _, index in arrival.tokens)]
+    begins = [step.at_s for step in steps]
+    for at, row, index, earlier in held_back:
+        place = bisect_right(begins, at) - 1 - earlier
+        if place >= 0 and all(row != other for other, _ in steps[place].tokens):
+            steps[place].tokens.append((row, index))
+    return arrivals
+
+
+def _tokens(
+    logs: Sequence[StreamLog],
+) -> tuple[list[tuple[float, int, int]], list[tuple[float, int, int, int]]]:
+    """Time, stream and index of those that came when they were made, in order of time.
+
+    Of those that were held back also how many more came with each.
+    """
+    on_time, held_back = [], []
+    for row, log in enumerate(logs):
+        earlier = 0
+        for index in reversed(range(len(log.token_s))):
+            at = log.token_s[index]
+            earlier = earlier + 1 if log.token_s[index + 1 : index + 2] == [at] else 0
+            if earlier:
+                held_back.append((at, row, index, earlier))
+            else:
+                on_time.append((at, row, index))
+    return sorted(on_time), held_back
+
+
+def _together(tokens: Sequence[tuple[float, int, int]], *, apart_s: float) -> Iterator[_Arrival]:
     current: _Arrival | None = None
     last_s = 0.0
     for at, row, index in tokens:

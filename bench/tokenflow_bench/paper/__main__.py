@@ -81,11 +81,13 @@ def main(
 def _measured(sections: Sequence[Section], seeds: Sequence[int], jobs: int, kept: Kept) -> dict[str, Any]:
     cases = _all_cases(sections, seeds)
     click.echo(f"{len(cases)} runs on {jobs} {'cores' if jobs > 1 else 'core'}")
+    to_do = sum(kept.get(case) is None for case in cases)
     began = time.monotonic()
     results = dict(zip(cases, run_all(cases, jobs=jobs, say=click.echo, kept=kept), strict=True))
-    click.echo(f"{len(cases)} runs in {(time.monotonic() - began) / 60:.1f} min")
+    took = f"{to_do} runs in {(time.monotonic() - began) / 60:.1f} min on {jobs} of the cores"
+    click.echo(took)
     head = environment.describe(seed=seeds[0], command=_command(), browsers=False)
-    return head | _document(sections, seeds, results)
+    return head | {"took": took} | _document(sections, seeds, results)
 
 
 def _judged_again(document: dict[str, Any]) -> dict[str, Any]:

@@ -192,10 +192,6 @@ GOALS = (
         title="Gamma, load 1.2, H200",
         places=_at(1.2, "h200-gamma"),
         cells=(_ttft_p99(0.2, 0.1), _stall_free(0.95, 0.99), _raw(1.0, 1.07)),
-        why="Not a limit of the machine: `adaptive` lets loads take a quarter of the link to host memory "
-        "(`loading_share`), so turns are long and newcomers wait for them. With 0.35 it is x0.24, but at "
-        "load 1.5 TTFT P99 is a fifth longer than with 0.25: leads grow alike, many streams are due at one "
-        "time, and their loads queue in memory that others could decode in.",
     ),
     Goal(
         title="Azure, load 0.5 and 0.8",

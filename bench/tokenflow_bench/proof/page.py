@@ -22,9 +22,9 @@ _PICTURE = "### {title}\n\n![{title}](img/{name}.png)\n\n{words}\n"
 _VALIDATION = """
 ## The simulator against these runs
 
-The requests of each run above (but for those with pauses), with the lengths that the engine counted, went
-through `tokenflow sim`'s engine under the same policy, on the machine that `tokenflow calibrate` fitted just
-before:
+The requests of each run above, with the lengths that the engine counted, went through `tokenflow sim`'s
+engine under the same policy. What its passes cost was fitted (as by `tokenflow calibrate`) to short runs of
+other requests on a second engine like it, before and after each round: no machine is always equally fast.
 
 {machines}
 
@@ -34,14 +34,16 @@ before:
 
 *In range*: no further off than the rounds of the real engine are from each other. Preemptions are streams
 taken out of the batch, retractions by SGLang included. With so few readers one of them more or less admitted
-moves a p99 by seconds. Not simulated: the time that plans take, sampling,
-tokenizing, and the few pages at the beginning of a chat prompt that all of them share.
+moves a p99 by seconds, and how many of a burst stock scheduling admits at first depends on milliseconds:
+those who have arrived when the first prompt is computed, then nobody until a stream ends. Not simulated: the
+plugin's own work beside passes (plans, copies, reports), sampling, tokenizing, and the few pages at the
+beginning of a chat prompt that all of them share.
 """
 
 
 def page(
     document: Mapping[str, Any],
-    machines: Mapping[str, Machine],
+    machines: Sequence[Machine],
     comparisons: Sequence[Comparison],
     plots: Sequence[Plot],
 ) -> str:
@@ -57,7 +59,7 @@ def page(
 
 def html(
     document: Mapping[str, Any],
-    machines: Mapping[str, Machine],
+    machines: Sequence[Machine],
     comparisons: Sequence[Comparison],
     plots: Sequence[Plot],
 ) -> str:
@@ -78,7 +80,7 @@ def html(
     return html_document(_TITLE, parts, document)
 
 
-def machine_table(machines: Mapping[str, Machine]) -> Table:
+def machine_table(machines: Sequence[Machine]) -> Table:
     """What passes cost, in milliseconds."""
     head = ("", "decode step", "a stream", "1,000 tokens of context", "prefill", "100 tokens of it", "fit")
     return Table(
@@ -98,6 +100,6 @@ def machine_table(machines: Mapping[str, Machine]) -> Table:
                 ),
                 machine.quality,
             )
-            for machine in machines.values()
+            for machine in machines
         ],
     )

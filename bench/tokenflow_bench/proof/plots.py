@@ -1,4 +1,4 @@
-"""The proof in pictures: what each case got, and how far the simulator was off."""
+"""The proof in pictures: what each case got, readers in time, and how far the simulator was off."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.style import context
 
+from tokenflow_bench.report.curves import TOKENS, UNREAD, draw_buffers, draw_tokens, draw_ttft
 from tokenflow_bench.report.drawing import STYLE, Plot, as_plot, colour_of, grid
 from tokenflow_bench.simulator.validate import TOLERANCE, Comparison
 from tokenflow_bench.spread import Spread
@@ -21,13 +22,18 @@ _FIGURES = {
     "raw_tokens_per_s": "raw, tok/s",
 }
 _MARKS = "os^D"
+_LINES = ("-", "--", "-.", ":")
 
 
 def proof_plots(document: Mapping[str, Any], comparisons: Sequence[Comparison]) -> list[Plot]:
-    """Bars of each set-up's tables; the simulator's ratios."""
+    """Bars of each set-up's tables, its readers in time; the simulator's ratios."""
     made = f"Seed {document['seed']}; `{document['command']}`."
     with context(dict(STYLE)):
-        return [*_bars(document["tables"], made), *_ratios(comparisons, made)]
+        return [
+            *_bars(document["tables"], made),
+            *_readers(document["tables"], made),
+            *_ratios(comparisons, made),
+        ]
 
 
 def _bars(tables: Sequence[Mapping[str, Any]], made: str) -> Iterator[Plot]:
@@ -54,6 +60,44 @@ def _draw_cases(axis: Axes, cases: Mapping[str, Sequence[Mapping[str, Any]]], na
         axis.bar(place, found.median, color=colour_of(case))
         axis.plot([place, place], [found.low, found.high], color="#222222", lw=1)
     axis.set_xticks(range(len(cases)), [_broken(case, 14) for case in cases], rotation=90, fontsize=7)
+
+
+def _readers(tables: Sequence[Mapping[str, Any]], made: str) -> Iterator[Plot]:
+    """In the first round of each table: tokens against the reading line, unread text, first tokens."""
+    for table in tables:
+        drawn = {name: runs[0]["timeline"] for name, runs in table["cases"].items() if "timeline" in runs[0]}
+        if not drawn:
+            continue
+        figure, axes = grid(3, len(drawn))
+        for column, (name, timeline) in enumerate(drawn.items()):
+            draw_tokens(axes[0, column], timeline)
+            draw_buffers(axes[1, column], timeline)
+            axes[0, column].set_title(_broken(name), fontsize=8)
+            axes[1, column].set_xlabel("s")
+            draw_ttft(axes[2, 0], timeline, name)
+            axes[2, 0].lines[-1].set_linestyle(_LINES[column % len(_LINES)])  # variants share a colour
+            if column:
+                axes[0, column].set_ylabel("")
+                axes[1, column].set_ylabel("")
+                axes[2, column].remove()
+        for row in axes[:2]:
+            _same_scale(row)
+        axes[2, 0].legend(fontsize=7)
+        title = f"Readers on the real engine: {table['words']}, {table['title']}"
+        words = f"The first round. Above: {TOKENS} Middle: {UNREAD} Below: time to first token. {made}"
+        yield as_plot(figure, f"proof-readers-{_file_name(table)}", title, words)
+
+
+def _same_scale(row: Sequence[Axes]) -> None:
+    """Panels of one row, so that they can be compared."""
+    for axis in row:
+        axis.set_xlim(0, max(other.get_xlim()[1] for other in row))
+        axis.set_ylim(0, max(other.get_ylim()[1] for other in row))
+
+
+def _file_name(table: Mapping[str, Any]) -> str:
+    what = "pauses" if table["pausing"] else "parts" if "parts" in table["title"] else f"{table['load']:g}"
+    return f"{table['setup']}-{what}"
 
 
 def _broken(words: str, width: int = 22) -> str:

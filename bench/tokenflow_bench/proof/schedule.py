@@ -15,10 +15,6 @@ _MOST_ROUNDS = 5
 _SHORTER = 2
 """Pauses and parts taken away get so many rounds less."""
 _OVERLOAD = 1.2
-_OVERRUN = 1.2
-"""Runs take longer than `scenarios.seconds` says: readers of stock scheduling wait for their beginning."""
-_CALIBRATION_S = 120.0
-"""Of one set-up, the engine's start included."""
 
 Work = Sequence[tuple[Setup, Sequence[Comparison]]]
 
@@ -33,8 +29,10 @@ class Schedule:
 
 
 def schedule(plan: Plan, setups: Sequence[Setup], *, within_s: float) -> Schedule:
-    """With the most rounds that fit, at least one; the parts and pauses on the first set-up alone."""
-    plan = replace(plan, policies=(OURS,))
+    """With the most rounds that fit, at least one.
+
+    The first set-up alone also has the other policies, in overload, the pauses and the parts taken away.
+    """
     for rounds in range(_MOST_ROUNDS, 0, -1):
         found = _with_rounds(replace(plan, runs=rounds), setups)
         if found.seconds <= within_s:
@@ -44,16 +42,19 @@ def schedule(plan: Plan, setups: Sequence[Setup], *, within_s: float) -> Schedul
 
 def _with_rounds(plan: Plan, setups: Sequence[Setup]) -> Schedule:
     fewer = max(plan.runs - _SHORTER, 1)
-    overloaded = replace(plan, loads=(_OVERLOAD,))
+    ours = replace(plan, policies=(OURS,))
+    overloaded = replace(ours, loads=(_OVERLOAD,))
     work = []
     for number, setup in enumerate(setups):
-        comparisons = burst(plan, setup)
+        comparisons = burst(ours, setup)
         if not number:
+            below = [comparison for comparison in comparisons if comparison.load != _OVERLOAD]
+            everybody = burst(replace(overloaded, policies=setup.policies), setup)
             short = [*pauses(overloaded, setup), *_only_parts(ablation(overloaded, setup))]
-            comparisons += [replace(comparison, runs=fewer) for comparison in short]
+            comparisons = [*below, *everybody, *(replace(one, runs=fewer) for one in short)]
         work.append((setup, comparisons))
     takes_s = sum(seconds(plan, setup, comparisons) for setup, comparisons in work)
-    return Schedule(plan, work, _OVERRUN * takes_s + _CALIBRATION_S * len(setups))
+    return Schedule(plan, work, takes_s)
 
 
 def _only_parts(comparisons: Sequence[Comparison]) -> list[Comparison]:

@@ -38,10 +38,11 @@ def head_line(document: Mapping[str, Any]) -> str:
     """Where, when and with what it was made."""
     machine = document["machine"]
     versions = ", ".join(f"{name} {value}" for name, value in document["versions"].items())
+    took = f": {document['took']}" if "took" in document else ""
     again = ""
     if "judged_by" in document:
         again = f"; goals and words of {document['judged_at']}, commit {document['judged_by']}"
     return (
         f"Made {document['at']} on {machine['cpu']}, {machine['cores']} cores; {versions}; "
-        f"seeds {', '.join(map(str, document['seeds']))}; {document['command']}{again}"
+        f"seeds {', '.join(map(str, document['seeds']))}; {document['command']}{took}{again}"
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.style import context
 
+from tokenflow_bench.report.curves import TOKENS, UNREAD, draw_buffers, draw_tokens, draw_ttft
 from tokenflow_bench.report.drawing import STYLE, Plot, as_plot, colour_of, grid
 from tokenflow_bench.report.groups import Place, command_of, places_of, sections_of
 
@@ -43,16 +43,15 @@ def _timelines(place: Place, stem: str, made: str) -> Iterator[Plot]:
         place,
         f"tokens-{stem}",
         "Tokens against the reading line",
-        "Three streams: dots as tokens come, lines as they are read. A line that touches its dots is a "
-        f"reader who waits. {made}",
-        _draw_tokens,
+        f"{TOKENS} {made}",
+        draw_tokens,
     )
     yield _panels(
         place,
         f"buffers-{stem}",
         "Unread text over time",
-        f"Seconds of reading that lie ready: median and 10 to 90 % of the streams being read. {made}",
-        _draw_buffers,
+        f"{UNREAD} {made}",
+        draw_buffers,
     )
     yield _panels(
         place,
@@ -63,9 +62,7 @@ def _timelines(place: Place, stem: str, made: str) -> Iterator[Plot]:
     )
     figure, axes = _figure(1)
     for policy, cases in place.cases.items():
-        ttft = cases[0]["timeline"]["ttft_s"]
-        axes[0].step(ttft, np.arange(1, len(ttft) + 1) / len(ttft), color=colour_of(policy), label=policy)
-    axes[0].set(xlabel="TTFT, s", ylabel="share of streams", xscale="log")
+        draw_ttft(axes[0], cases[0]["timeline"], policy)
     axes[0].legend()
     yield as_plot(figure, f"ttft-{stem}", "Time to first token", f"Cumulative. {made}")
 
@@ -79,24 +76,6 @@ def _panels(
         axis.set(title=policy, xlabel="s")
     axes[0].legend()
     return as_plot(figure, name, title, words)
-
-
-def _draw_tokens(axis: Axes, timeline: Mapping[str, Any]) -> None:
-    for number, stream in enumerate(timeline["streams"]):
-        colour = f"C{number}"
-        label = ("comes", "is read") if not number else (None, None)
-        axis.plot(stream["token_s"], stream["tokens"], ".", ms=2, color=colour, alpha=0.6, label=label[0])
-        axis.plot(stream["read_s"], stream["tokens"], "-", lw=1, color=colour, label=label[1])
-    axis.set_ylabel("tokens")
-
-
-def _draw_buffers(axis: Axes, timeline: Mapping[str, Any]) -> None:
-    buffers = timeline["buffers"]
-    at, low, mid, high = (np.array(buffers[name], dtype=float) for name in ("at_s", "p10", "p50", "p90"))
-    axis.fill_between(at, low, high, alpha=0.25, color="#00806a", lw=0, label="10-90 %")
-    axis.plot(at, mid, color="#00806a", label="median")
-    axis.set_ylabel("s of unread text")
-    axis.set_yscale("symlog", linthresh=1.0)
 
 
 def _draw_engine(axis: Axes, timeline: Mapping[str, Any]) -> None:

@@ -11,11 +11,13 @@ import heapq
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tokenflow_bench.costs import Machine
-from tokenflow_bench.simulator.device import Device, Event, Events
+from tokenflow_bench.simulator.device import Device, Event, Events, Step
 from tokenflow_bench.simulator.stock import Reserve
 from tokenflow_bench.simulator.streams import DONE, Rows, Streams
 from tokenflow_bench.workload import Workload
@@ -30,6 +32,7 @@ _WAITING, _RUNNING, _PREFILLING, _PARKED, _LOADING = (
     int(phase) for phase in (Phase.WAITING, Phase.RUNNING, Phase.PREFILLING, Phase.PARKED, Phase.LOADING)
 )
 
+_CONSTANT = ("arrived", "max_output", "machine", "weight", "ttft_target", "may_park")
 _MOST_PREFILL = 16384
 """SGLang's `--max-prefill-tokens`."""
 _IDLE_S = 0.001
@@ -107,9 +110,30 @@ def simulate(
 
 @dataclass(slots=True)
 class _Pass:
-    decode: Rows
+    decode: Step
     chunks: list[tuple[int, int]] = field(default_factory=list)
     seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What a view says of the live streams that never changes, gathered when one comes or goes."""
+
+    live: Rows
+    names: list[str]
+    prompt: Rows
+    rate: NDArray[np.float64]
+    columns: dict[str, NDArray[Any]]
+    """Those that policies get as they are, by their names in the view."""
+
+    @classmethod
+    def of(cls, live: Rows, work: Workload, names: NDArray[np.object_]) -> _Known:
+        """`names`: of all rows."""
+        columns = {name: getattr(work, name)[live] for name in _CONSTANT}
+        columns["lead_cap"] = np.full(len(live), np.inf)
+        for column in columns.values():
+            column.flags.writeable = False
+        return cls(live, names[live].tolist(), work.prompt[live], work.rate[live], columns)
 
 
 class _Run:
@@ -143,7 +167,10 @@ class _Run:
         """A heap of what started readers will do: when, row, factor of their rate from then on."""
         self.queue: list[int] = []
         """Waiting rows in the engine's own order."""
-        self.writing = self.streams.live()
+        self.writing = nobody = self.streams.live()
+        self.no_step = self.device.step(nobody)
+        self.names = np.array([str(row) for row in range(len(workload))], dtype=object)
+        self.known = _Known.of(nobody, workload, self.names)
         self.now = 0.0
         self.finished = self.plans = self.passes = self.emergencies = 0
         self.last_was_prefill = False
@@ -172,9 +199,11 @@ class _Run:
     def run(self, until_s: float) -> Outcome:
         while self.finished < len(self.workload) and self.now < until_s:
             self._happen()
-            if self.changed or self.now >= self.plan.next_at or self._memory_is_short():
+            step = self._step()
+            if self.changed or self.now >= self.plan.next_at or self._is_short_of(step):
                 self._decide()
-            work = self._next_pass()
+                step = self._step()
+            work = self._next_pass(step)
             if work.seconds:
                 self._execute(work)
             else:
@@ -199,9 +228,13 @@ class _Run:
             samples=self.samples,
         )
 
-    def _memory_is_short(self) -> bool:
-        """The plan in force leaves no memory for the next step: plan again, before the engine retracts."""
-        return not self.plan.stock and self.device.growth(self.streams.rows(_RUNNING)) > self.device.free
+    def _step(self) -> Step:
+        """A decode step of the whole batch."""
+        return self.device.step(self.streams.rows(_RUNNING))
+
+    def _is_short_of(self, step: Step) -> bool:
+        """The plan in force leaves no memory for it: plan again, before the engine retracts."""
+        return not self.plan.stock and step.tokens > self.device.free
 
     def _happen(self) -> None:
         """All that was due by now."""
@@ -229,8 +262,9 @@ class _Run:
     def _decide(self) -> None:
         streams = self.streams
         live = streams.live()
-        names = [str(row) for row in live.tolist()]
-        self.plan = self.policy.plan(self._view(live), names)
+        if self.known.live is not live:
+            self.known = _Known.of(live, self.workload, self.names)
+        self.plan = self.policy.plan(self._view(self.known), self.known.names)
         self.plans += 1
         self.changed = False
         self.device.apply(self.plan, live, now=self.now)
@@ -243,13 +277,14 @@ class _Run:
             self.queue = [row for row in self.queue if row in held]
             self.queue += [row for row in waiting if row not in known]
 
-    def _view(self, live: Rows) -> EngineView:
-        streams, work, machine = self.streams, self.workload, self.machine
+    def _view(self, known: _Known) -> EngineView:
+        streams, machine, live = self.streams, self.machine, known.live
         phase = streams.phase[live]
-        context = streams.context(live)
+        generated = streams.generated[live]
+        context = known.prompt + generated
         here = (phase == _RUNNING) | (phase == _PARKED)
         factor = streams.factor[live]
-        rate = work.rate[live] * np.where(factor > 0, factor, 1.0)
+        rate = known.rate * np.where(factor > 0, factor, 1.0)
         return EngineView(
             now=self.now,
             kv_tokens=machine.kv_tokens,
@@ -261,83 +296,72 @@ class _Run:
             mixed=self.mixed,
             host_free=self.device.host_free,
             costs=self,
-            mean_output=expected_output(
-                streams.generated[live],
-                ended_tokens=float(streams.ended_tokens),
-                ended=streams.ended,
-                prior_tokens=self.mean_output,
-            ),
+            mean_output=expected_output(generated, streams.ended, prior_tokens=self.mean_output),
             phase=phase,
-            arrived=work.arrived[live],
             prefill=streams.to_prefill[live],
             context=context,
             owned=np.where(here, streams.held[live], 0),
             synced=np.where(here, np.minimum(streams.synced[live], context), 0),
-            generated=streams.generated[live],
-            max_output=work.max_output[live],
+            generated=generated,
             buffered=streams.unread(live, now=self.now),
             rate=rate,
             rate_low=rate,
             rate_high=rate,
             paused=factor == 0,
-            machine=work.machine[live],
-            weight=work.weight[live],
-            ttft_target=work.ttft_target[live],
-            lead_cap=np.full(len(live), np.inf),
-            may_park=work.may_park[live],
             since=streams.since[live],
             preemptions=streams.preemptions[live],
+            **known.columns,
         )
 
     # Passes.
 
-    def _next_pass(self) -> _Pass:
-        running = self.streams.rows(_RUNNING)
+    def _next_pass(self, step: Step) -> _Pass:
+        """`step`: of all that run."""
         decoded_last = not self.last_was_prefill
         # Without mixed passes the engine prefills whenever it can; under a plan a decode step goes between.
-        may_prefill = self.mixed or self.plan.stock or decoded_last or not len(running)
-        work = _Pass(decode=running[:0])
+        may_prefill = self.mixed or self.plan.stock or decoded_last or not len(step.rows)
+        work = _Pass(decode=self.no_step)
         if may_prefill:
-            work.chunks = self._chunks(running)
+            work.chunks = self._chunks(step)
         if self.mixed or not work.chunks:
-            work.decode = self._decodable(running, reserved=0)
-        if len(work.decode):
-            context = float(self.streams.context(work.decode).sum())
-            work.seconds += self.machine.decode_s(len(work.decode), context)
+            work.decode = self._decodable(step)
+        if len(work.decode.rows):
+            work.seconds += self.machine.decode_s(len(work.decode.rows), float(work.decode.context))
         if work.chunks:
             prefill_s = self.machine.prefill_s(sum(tokens for _, tokens in work.chunks))
             # One pass has one base: a mixed one adds only its tokens to the decode step.
-            work.seconds += prefill_s - (self.machine.prefill_base_s if len(work.decode) else 0.0)
+            work.seconds += prefill_s - (self.machine.prefill_base_s if len(work.decode.rows) else 0.0)
         self.last_was_prefill = bool(work.chunks)
         return work
 
-    def _decodable(self, running: Rows, *, reserved: int) -> Rows:
+    def _decodable(self, step: Step) -> Step:
         """The running batch, less whom the engine has to retract for memory."""
         retracted = False
-        while len(running) and self.device.growth(running) > self.device.free:
+        while step.tokens > self.device.free:
             if not self.plan.stock and not retracted:
                 self.emergencies += 1
-            row = int(Reserve.retraction_order(self.streams, running)[0])
+            row = int(Reserve.retraction_order(self.streams, step.rows)[0])
             self.device.retract(row, now=self.now)
             self.queue.append(row)
-            running = running[running != row]
+            step = self.device.step(step.rows[step.rows != row])
             retracted = self.changed = True
             self.is_full = False
-        if retracted and len(running):
-            self.reserve.retracted(self.streams, running)
-        elif len(running):
+        if retracted and len(step.rows):
+            self.reserve.retracted(self.streams, step.rows)
+        elif len(step.rows):
             self.reserve.decoded()
-        return running
+        return step
 
-    def _chunks(self, running: Rows) -> list[tuple[int, int]]:
+    def _chunks(self, step: Step) -> list[tuple[int, int]]:
         """Which prompts to prefill, and how many tokens of each; their pages are taken."""
+        running = step.rows
         chunk = self.machine.chunk_tokens - (len(running) if self.mixed else 0)
         if not self.plan.stock and self.plan.prefill_tokens is not None:
             chunk = min(chunk, self.plan.prefill_tokens)
-        keep = self.device.growth(running) if self.mixed else 0
+        keep = step.tokens if self.mixed else 0
         chunks: list[tuple[int, int]] = []
         for row in self.streams.rows(_PREFILLING).tolist():
-            tokens = min(int(self.streams.to_prefill[row]), chunk, self.device.free - keep - 1)
+            tokens = min(self.streams.to_prefill.item(row), chunk, self.device.free - keep - 1)
             if tokens > 0:
                 chunk -= self._take(row, tokens, chunks)
         admit = self._stock_admission if self.plan.stock else self._planned_admission
@@ -400,34 +424,33 @@ class _Run:
         self.spans.append((self.now, until))
         if self.now >= self.sample_at:
             self._sample()
-        device.grow_by_one(work.decode)
-        prefilled = np.array([row for row, _ in work.chunks if not streams.to_prefill[row]], dtype=np.int64)
+        device.take(work.decode)
+        prefilled = [row for row, _ in work.chunks if not streams.to_prefill[row]]
         if len(self.writing):
             device.write_ahead(self.writing, now=self.now, until=until)
         self.now = until
         self._change_paces()
-        streams.generate(work.decode, now=until)
-        for row in prefilled.tolist():
-            self._first_token(row)
-        for row in work.decode[streams.generated[work.decode] >= self.workload.output[work.decode]].tolist():
+        whole = streams.generate(work.decode.rows, now=until).tolist()
+        for row in prefilled:
+            whole += self._first_token(row)
+        for row in whole:
             device.finish(row, now=until)
             self.finished += 1
             self.changed = True
             self.is_full = False
 
-    def _first_token(self, row: int) -> None:
-        """A prefill is done: it gives one token, the first or the next after its KV was dropped."""
+    def _first_token(self, row: int) -> list[int]:
+        """A prefill is done: it gives one token, the first or the next after its KV was dropped.
+
+        The row, if that was its last.
+        """
         streams = self.streams
         if not streams.generated[row] and self.workload.spans and Part.REPORTS not in self.without:
             for after_s, factor in self.workload.person(row).changes():
                 heapq.heappush(self.paces, (self.now + after_s, row, factor))
-        streams.generate(np.array([row]), now=self.now)
+        whole: list[int] = streams.generate(np.array([row]), now=self.now).tolist()
         streams.move(row, Phase.RUNNING, now=self.now)
-        if streams.generated[row] >= self.workload.output[row]:
-            self.device.finish(row, now=self.now)
-            self.finished += 1
-            self.changed = True
-            self.is_full = False
+        return whole
 
     def _sample(self) -> None:
         streams, device = self.streams, self.device

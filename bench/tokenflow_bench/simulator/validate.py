@@ -1,7 +1,9 @@
 """The simulator against the real engine: the same requests and policies, simulated on a calibrated machine.
 
 What is compared with what: a result of `make bench-burst` has, for each run, what came (as the engine counts
-tokens) and what it was like; the same requests go through the simulator once for each run.
+tokens) and what it was like; the same requests go through the simulator once for each run. Where the result
+also says what passes cost before and after each round (`make proof`), the machine of a round has those costs:
+on a shared host a core can be a sixth faster in one minute than in another.
 """
 
 from __future__ import annotations
@@ -9,13 +11,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
-from tokenflow_bench.costs import Machine, read_machines
+from tokenflow_bench.calibrate.fit import Costs, mean_costs
+from tokenflow_bench.calibrate.machine import calibrated
+from tokenflow_bench.costs import MACHINES, Machine, read_machines
+from tokenflow_bench.reading import pause_spans
 from tokenflow_bench.simulated import measure
 from tokenflow_bench.simulator import Part, simulate
 from tokenflow_bench.spread import Spread
@@ -24,7 +30,7 @@ from tokenflow_bench.workload import Workload
 from tokenflow_engine.policy.registry import policy_named
 from tokenflow_engine.policy.spelling import spelled
 
-__all__ = ["TOLERANCE", "Comparison", "comparison_table", "in_short", "validate"]
+__all__ = ["TOLERANCE", "Comparison", "comparison_table", "in_short", "machines_of", "validate"]
 
 TOLERANCE = 0.15
 """Of a figure of the real engine, how far the simulated one may be off."""
@@ -35,9 +41,12 @@ _PARTS = {
     "pauses": Part.REPORTS,
 }
 """Parts of the plugin that a policy's spelling takes away by ``=0``, as the simulator calls them."""
-_BETWEEN_S = 0.002
+_BETWEEN_S = 0.0012
 """Requests of a burst reach the engine one after the other, through gateway and tokenizer, about so far
-apart: the first one is prefilled alone. Ten milliseconds give the same figures, none does not."""
+apart: while the first one of the tiny model is prefilled, twelve more come. With 2 ms they are eight; the
+engine's own batch then begins with 16 streams in place of 13, and its slowest first token comes 6 % later."""
+_WAY_S = 0.015
+"""From a client through gateway and tokenizer to the engine's first pass, and of the token's way back."""
 _MIXED = "--enable-mixed-chunk"
 _Run = Mapping[str, Any]
 
@@ -104,16 +113,35 @@ class Comparison:
 
 
 def validate(document: Mapping[str, Any], machines: Mapping[str, Machine]) -> list[Comparison]:
-    """All tables without pauses whose machine, ``laptop-SETUP``, is given.
+    """All tables whose machine, ``laptop-SETUP``, is given, but for rounds before which none was measured.
 
     Raises `ValueError` for a result that does not say what came.
     """
     return [
         comparison
         for table in document["tables"]
-        if not table["pausing"] and f"laptop-{table['setup']}" in machines
-        for comparison in _of_table(table, machines[f"laptop-{table['setup']}"])
+        if f"laptop-{table['setup']}" in machines
+        for comparison in _of_table(table, machines_of(table, machines[f"laptop-{table['setup']}"]))
     ]
+
+
+def machines_of(table: Mapping[str, Any], machine: Machine) -> list[Machine | None]:
+    """`machine` in each round of `table`, with the mean of the costs before and after; None without any."""
+    facts = {"kv_tokens": table["kv_tokens"]}
+    costs = table.get("costs")
+    if not costs:
+        return [replace(machine, **facts)] * max(map(len, table["cases"].values()), default=0)
+    name = f"{table['setup']}, {table['title']}"
+    source = "measured before the round and after it"
+    machines = []
+    for place, measured in enumerate(pairwise(costs), 1):
+        known = [Costs(**found) for found in measured if found]
+        machines.append(
+            calibrated(machine, mean_costs(known), name=f"{name}, round {place}", source=source, facts=facts)
+            if known
+            else None
+        )
+    return machines
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
@@ -148,12 +176,25 @@ def in_short(comparisons: Sequence[Comparison]) -> str:
     return "; not: ".join([words, *(["; ".join(named)] if named else [])])
 
 
-def _of_table(table: Mapping[str, Any], machine: Machine) -> Iterator[Comparison]:
-    machine = replace(machine, kv_tokens=table["kv_tokens"])
-    for case, runs in table["cases"].items():
+def _of_table(table: Mapping[str, Any], machines: Sequence[Machine | None]) -> Iterator[Comparison]:
+    told = table.get("told", ())
+    for case, all_runs in table["cases"].items():
+        known = [
+            (run, machine) for run, machine in zip(all_runs, machines, strict=True) if machine is not None
+        ]
+        if not known:
+            continue
+        runs = [run for run, _ in known]
+        without = [] if case in told else [Part.REPORTS]
         simulated = [
-            _simulated(machine, _workload(run), table["policies"][case], mixed=_MIXED in table["flags"])
-            for run in runs
+            _simulated(
+                machine,
+                _workload(table, run),
+                table["policies"][case],
+                mixed=_MIXED in table["flags"],
+                without=without,
+            )
+            for run, machine in known
         ]
         for figure in _FIGURES:
             real = Spread.of(figure.real(run) for run in runs)
@@ -171,37 +212,49 @@ def _of_table(table: Mapping[str, Any], machine: Machine) -> Iterator[Comparison
             )
 
 
-def _simulated(machine: Machine, work: Workload, policy: str, *, mixed: bool) -> dict[str, float]:
+def _simulated(
+    machine: Machine, work: Workload, policy: str, *, mixed: bool, without: Sequence[Part]
+) -> dict[str, float]:
     name, options = spelled(policy)
-    without = [part for option, part in _PARTS.items() if not options.pop(option, 1)]
+    without = [*without, *(part for option, part in _PARTS.items() if not options.pop(option, 1))]
     outcome = simulate(machine, work, policy_named(name, **options), mixed=mixed, without=without)
     preempted = float(outcome.streams.preemptions.sum())
-    return measure(outcome).document() | {"preempted": preempted}
+    figures = measure(outcome).document()
+    return figures | {
+        "ttft_mean_s": figures["ttft_mean_s"] + _WAY_S,
+        "ttft_p99_s": figures["ttft_p99_s"] + _WAY_S,
+        "preempted": preempted,
+    }
 
 
-def _workload(run: _Run) -> Workload:
+def _workload(table: Mapping[str, Any], run: _Run) -> Workload:
     requests = run.get("requests")
-    if requests is None:
+    if requests is None or (table["pausing"] and "pauses" not in requests):
         raise ValueError("this result is of an earlier version: it does not say what came")
     due_s = np.array(requests["arrived"])
     behind_s = _BETWEEN_S * np.arange(len(due_s))
-    return Workload.of(
+    pauses = requests.get("pauses", ())
+    work = Workload.of(
         np.maximum.accumulate(due_s - behind_s) + behind_s,
         np.array(requests["prompt"], dtype=np.int64),
         np.array(requests["output"], dtype=np.int64),
         np.array(requests["rate"]),
         max_output=np.array(requests["max_output"], dtype=np.int64),
     )
+    return replace(work, spans=tuple(map(pause_spans, pauses))) if any(pauses) else work
 
 
 @click.command()
 @click.argument("result", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
-    "--machines", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True, help="TOML."
+    "--machines",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="TOML, of `tokenflow calibrate`: for a result that has no calibrations of its own.",
 )
-def main(result: Path, machines: Path) -> None:
-    """Simulate what RESULT, of `make bench-burst`, measured, on the MACHINES of `tokenflow calibrate`."""
-    comparisons = validate(json.loads(result.read_text()), read_machines(machines))
+def main(result: Path, machines: Path | None) -> None:
+    """Simulate what RESULT, of `make bench-burst` or `make proof`, measured."""
+    known = MACHINES if machines is None else read_machines(machines)
+    comparisons = validate(json.loads(result.read_text()), known)
     click.echo(comparison_table(comparisons).text())
     click.echo(f"\n{in_short(comparisons)}")
 

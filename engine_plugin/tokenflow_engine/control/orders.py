@@ -22,6 +22,7 @@ class Orders(msgspec.Struct, kw_only=True, frozen=True, array_like=True):
     admit: list[str] = []
     prefill_tokens: int | None = None
     write: list[str] = []
+    due_s: dict[str, float] = {}
     parts: Parts = ALL_PARTS
 
     @classmethod
@@ -36,6 +37,7 @@ class Orders(msgspec.Struct, kw_only=True, frozen=True, array_like=True):
             admit=[ids[row] for row in plan.admit],
             prefill_tokens=plan.prefill_tokens,
             write=[ids[row] for row in plan.write],
+            due_s={ids[row]: seconds for row, seconds in plan.due_s.items()},
         )
 
 

@@ -74,8 +74,11 @@ class OffloadStatistics:
     written_bytes: int
     write_s: float
     """Copying, without waiting."""
+    write_bytes_per_s: float
+    """Of the last copies; 0 before the first."""
     loaded_bytes: int
     load_s: float
+    load_bytes_per_s: float
     writing_tokens: int
     """Queued and in flight."""
     loading_tokens: int
@@ -268,15 +271,21 @@ class OffloadManager:
         """Drop host copies, in `order`, until `tokens` tokens of host memory are free; whose copies are gone.
 
         First those of streams that are on the device too, which costs nothing; with `host_only`, then those
-        that are nowhere else: these streams must be recomputed. Streams with copies in flight are passed
-        over.
+        that are nowhere else: these streams must be recomputed, so none is dropped where all would not do.
+        Streams with copies in flight are passed over.
         """
         known = [s for rid in dict.fromkeys(order) if (s := self._streams.get(rid)) is not None]
         candidates = [s for s in known if not s.busy]
-        duplicates = [s for s in candidates if not s.ledger.host_only]
-        only_copies = [s for s in candidates if s.ledger.host_only] if host_only else []
+        gone = self._drop_copies(tokens, [s for s in candidates if not s.ledger.host_only])
+        only_copies = [s for s in candidates if s.ledger.host_only]
+        all_of_them = self._page_tokens * sum(len(s.ledger.pages) for s in only_copies)
+        if host_only and self.host_free + all_of_them >= tokens:
+            gone += self._drop_copies(tokens, only_copies)
+        return gone
+
+    def _drop_copies(self, tokens: int, streams: list[_Stream]) -> list[str]:
         gone = []
-        for stream in duplicates + only_copies:
+        for stream in streams:
             if self.host_free >= tokens:
                 break
             self._reclaimed_tokens += stream.ledger.synced
@@ -330,8 +339,10 @@ class OffloadManager:
             host_only_streams=sum(s.ledger.host_only for s in self._streams.values()),
             written_bytes=self._writes.rate.total_bytes,
             write_s=self._writes.rate.total_s,
+            write_bytes_per_s=self._writes.rate.measured_bytes_per_s,
             loaded_bytes=self._loads.rate.total_bytes,
             load_s=self._loads.rate.total_s,
+            load_bytes_per_s=self._loads.rate.measured_bytes_per_s,
             writing_tokens=self._writes.tokens,
             loading_tokens=self._loads.tokens,
             failed_writes=self._writes.failed,

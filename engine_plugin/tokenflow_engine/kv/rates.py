@@ -27,5 +27,10 @@ class CopyRate:
     @property
     def bytes_per_s(self) -> float:
         """What was assumed, until a copy has finished."""
+        return self.measured_bytes_per_s or self._assumed
+
+    @property
+    def measured_bytes_per_s(self) -> float:
+        """0 until a copy has finished."""
         seconds = sum(s for _, s in self._window)
-        return sum(b for b, _ in self._window) / seconds if seconds > 0 else self._assumed
+        return sum(b for b, _ in self._window) / seconds if seconds > 0 else 0.0

@@ -25,7 +25,8 @@ class Adaptive:
     may be parked; those that may not have to end first. A newcomer waits until the demand of those before it
     in its own and heavier classes has gone down; once it is `hold_s` late, what those inside leave is kept
     for it. With no reader's stream inside it always gets in. For a lead of others it waits until it is
-    `hold_s` late, at most. A machine waits as long as a started stream, and `patience_s`.
+    `hold_s` late, at most; and while loads of its class, or a heavier one, are late on a busy link. A machine
+    waits as long as a started stream, and `patience_s`.
     """
 
     name = "adaptive"

@@ -74,6 +74,8 @@ class Reason(IntEnum):
     """It cannot be preempted safely (speculation, grammar, beams, ...)."""
     STOCK = 12
     """The engine's own order."""
+    HOST_FULL = 13
+    """Its KV was given up, because host memory was full and others are due back sooner."""
 
 
 class Costs(Protocol):
@@ -150,7 +152,8 @@ class EngineView:
     rate_high: Floats
     paused: Bools
     machine: Bools
-    """Nobody reads it at human speed: agents and tools take what they get."""
+    """Nobody reads it at human speed: agents and tools take what they get. And for now, whatever its reader,
+    while what it generates is not to be read: reasoning, tool calls."""
     weight: Floats
     """Of its SLA class, 1 by default."""
     ttft_target: Floats
@@ -192,8 +195,8 @@ class Plan:
     """RUNNING: out of the batch, KV stays."""
     evict: list[int] = field(default_factory=list)
     """RUNNING or PARKED: out, and its device KV is freed: what is synced at once, the rest when its copy is
-    done. With the host pool full it is dropped: the stream is WAITING again, with a prefill of its whole
-    context."""
+    done. With the host pool full somebody's KV is dropped, by `due_s`: that stream is WAITING again, with a
+    prefill of its whole context."""
     resume: list[int] = field(default_factory=list)
     """PARKED: back into the batch. Costs nothing."""
     load: list[tuple[int, Place]] = field(default_factory=list)
@@ -205,6 +208,8 @@ class Plan:
     """The longest prefill pass that the tightest running reader can bear; None: the engine's own limit."""
     write: list[int] = field(default_factory=list)
     """RUNNING or PARKED: whose KV to copy to the host first, likeliest victims first."""
+    due_s: dict[int, float] = field(default_factory=dict)
+    """With little room in the host pool: in how many seconds rows are due back, latest first (see `due`)."""
     reasons: dict[int, Reason] = field(default_factory=dict)
     """For every row in a list, and for others that it has something to say of."""
     why_waiting: Reason = Reason.NONE
@@ -222,6 +227,7 @@ class Plan:
             load=[(rows.item(row), place) for row, place in self.load],
             admit=[rows.item(row) for row in self.admit],
             write=[rows.item(row) for row in self.write],
+            due_s={rows.item(row): seconds for row, seconds in self.due_s.items()},
             reasons={rows.item(row): why for row, why in self.reasons.items()},
         )
 

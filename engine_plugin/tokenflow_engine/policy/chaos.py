@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 
 from tokenflow_engine.policy.base import EngineView, Phase, Place, Plan, Reason
+from tokenflow_engine.policy.due import due_back
 
 __all__ = ["Chaos"]
 
@@ -25,8 +26,8 @@ class Chaos:
     """``TOKENFLOW_CHAOS`` is its seed, and may name the moves it makes: ``7:park,evict,load,recompute``.
 
     With the move ``hold``, streams whose id begins with ``soft`` are parked, those with ``hard`` evicted, and
-    both stay out until another policy is in force. Else every stream is preempted once or more often, and the
-    log tells of each time.
+    both stay out until another policy is in force; with ``stay``, those too whose KV was given up. Else every
+    stream is preempted once or more often, and the log tells of each time.
     """
 
     name = "chaos"
@@ -43,10 +44,12 @@ class Chaos:
         for row, rid in enumerate(ids):
             phase = Phase(int(view.phase[row]))
             if "hold" in self._moves:
-                _hold(row, rid, phase, view, plan)
+                if not ("stay" in self._moves and phase is Phase.WAITING and view.generated[row]):
+                    _hold(row, rid, phase, view, plan)
             else:
                 self._decide(row, phase, view, plan)
         self._random.shuffle(plan.write)
+        plan.due_s = due_back(view, plan.evict)
         self._tell(dict(zip(ids, view.preemptions.tolist(), strict=True)))
         return plan
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from tokenflow_engine.policy.base import Bools, EngineView, Phase, Place, Plan, Reason
+from tokenflow_engine.policy.due import due_back
 from tokenflow_engine.policy.rows import in_batch, running
 
 __all__ = ["Draft"]
@@ -132,6 +133,7 @@ class Draft:
 
     def finish(self, *, next_at: float, why_waiting: Reason = Reason.NO_ROOM) -> Plan:
         """The plan. Waiting rows that it does not admit, and that have no reason yet, get `why_waiting`."""
+        self.plan.due_s = due_back(self.view, [*self.plan.evict, *self.plan.write])
         self.plan.why_waiting = why_waiting
         self.plan.next_at = next_at
         return self.plan

@@ -32,14 +32,12 @@ _COMPANY = 8
 class Gate:
     """Which newcomers the engine can take on.
 
-    `efficiency`: share of the modelled capacity that may be promised while streams have to take turns in
-    memory; `efficiency_resident` while all have a place in the batch. `paused_share`: share of its rate that
+    `efficiency`: share of the modelled capacity that may be promised. `paused_share`: share of its rate that
     a paused reader is counted with, because it comes back. `keep_s`: how long one turn in memory lasts.
     Readers must still have a lead for the turns of others at each horizon at which there are any.
     """
 
     efficiency: float
-    efficiency_resident: float
     keep_s: float
     paused_share: float
 
@@ -54,7 +52,7 @@ class Gate:
         rows = np.concatenate([np.flatnonzero(inside), order])
         mean_context = float(view.context.take(rows).sum()) / len(rows)
         company = min(_COMPANY, self._places(view, mean_context))
-        most = 0.9 * self.efficiency_resident / view.costs.decode_s(company, company * mean_context)
+        most = 0.9 * self.efficiency / view.costs.decode_s(company, company * mean_context)
         rate = np.minimum(view.rate, most)
         rate[view.paused] *= self.paused_share
         demand = _demand(
@@ -97,17 +95,15 @@ class Gate:
     def _fits(self, view: EngineView, sums: Floats, streams: int) -> bool:
         """`sums`: of the demand of so many streams, within each horizon."""
         for due, weighted, prefill_s, horizon in zip(*sums.tolist(), _HORIZONS, strict=True):
-            needed_s, efficiency = prefill_s, self.efficiency
+            needed_s = prefill_s
             if due > 0.0:
                 mean_context = max(weighted / due, 1.0) + view.page_tokens / 2
                 places = self._places(view, mean_context)
                 batch = min(streams, places)
-                if streams <= places:
-                    efficiency = self.efficiency_resident
-                else:
+                if streams > places:
                     needed_s += due * view.costs.turn_s / batch
                 needed_s += due * view.costs.decode_s(batch, batch * mean_context) / batch
-            if needed_s > efficiency * horizon:
+            if needed_s > self.efficiency * horizon:
                 return False
         return True
 

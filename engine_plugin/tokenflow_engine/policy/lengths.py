@@ -4,49 +4,69 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenflow_engine.policy.base import Ints
+from tokenflow_engine.policy.base import Floats, Ints
 
 __all__ = ["EndedOutputs", "expected_output"]
 
 _AT_LEAST = 1.25
-"""A stream that runs is expected to get at least so many times as long as it is."""
+"""A stream is expected to get at least so many times as long as it is, however short those that ended."""
 _REMEMBERED = 500.0
 """Answers: the weight of one falls to 1/e by the time so many more have ended."""
+_PER_OCTAVE = 4
+_CLASSES = 20 * _PER_OCTAVE
 
 
 class EndedOutputs:
-    """Tokens of the answers that have ended, and how many these are; both follow the traffic.
+    """How many answers of each length have ended, and their tokens; both follow the traffic.
 
     An answer that was aborted has ended like any other: what is asked is how long a stream will go on in this
-    engine, and a reader who leaves gives its memory back. (To take it for one of unknown length, as in the
-    estimate of a life time under censoring, would answer how long it had become; that has no bound where
-    everybody leaves early.) What ended before its first token says nothing.
+    engine, and a reader who leaves gives its memory back. What ended before its first token says nothing.
     """
 
     def __init__(self) -> None:
-        self.tokens = 0.0
-        self.count = 0.0
+        self.count: Floats = np.zeros(_CLASSES)
+        """By length, four classes to the octave."""
+        self.tokens: Floats = np.zeros(_CLASSES)
 
     def add(self, tokens: int) -> None:
         """One has ended, after so many tokens."""
         if tokens <= 0:
             return
-        kept = 1.0 - 1.0 / _REMEMBERED
-        self.tokens = kept * self.tokens + tokens
-        self.count = kept * self.count + 1.0
+        self.count *= 1.0 - 1.0 / _REMEMBERED
+        self.tokens *= 1.0 - 1.0 / _REMEMBERED
+        at = _class_of(np.array([tokens]))
+        self.count[at] += 1.0
+        self.tokens[at] += tokens
 
 
 def expected_output(
-    live: Ints, *, ended_tokens: float, ended: float, prior_tokens: float, prior_weight: float = 8.0
+    live: Ints, ended: EndedOutputs, *, prior_tokens: float, prior_weight: float = 8.0
 ) -> float:
     """The mean output of a stream, in tokens.
 
-    `live`: tokens that each running stream has generated. The mean over ended streams alone is too short
-    while long ones still run, and too many newcomers are let in; all tokens over all ends is far too long
-    when a burst has begun, and nobody is. So each live stream counts as the mean of the ended ones, or as
-    what it is bound to get if that is more. `prior_tokens` counts as `prior_weight` ended streams.
+    `live`: tokens that each running stream has generated. In a burst the short answers end first: the mean
+    over ended streams is far too short while long ones still run, and too many newcomers are let in. All
+    tokens over all ends is far too long when a burst has begun, and nobody has ended. So a live stream counts
+    as the mean of those that got longer than it is now, from the longest down (B. Efron, The two sample
+    problem with censored data, 1967: the weight of what is censored goes to those behind it). `prior_tokens`
+    counts as `prior_weight` ended streams.
     """
-    known = (prior_weight * prior_tokens + ended_tokens) / (prior_weight + ended)
-    likely = float(np.maximum(_AT_LEAST * live, known).sum())
-    count = prior_weight + ended + len(live)
-    return (prior_weight * prior_tokens + ended_tokens + likely) / count
+    count, tokens = ended.count.copy(), ended.tokens.copy()
+    at = _class_of(np.array([prior_tokens]))
+    count[at] += prior_weight
+    tokens[at] += prior_weight * prior_tokens
+    classes = _class_of(live)
+    here = np.bincount(classes, minlength=_CLASSES)
+    grown = _AT_LEAST * np.bincount(classes, weights=live, minlength=_CLASSES)
+    longer, longer_tokens = 0.0, 0.0
+    for at in np.flatnonzero(here + count)[::-1].tolist():
+        alive = here.item(at)
+        expected = max(grown.item(at), alive * longer_tokens / longer if longer else 0.0)
+        longer += alive + count.item(at)
+        longer_tokens += expected + tokens.item(at)
+    return longer_tokens / longer
+
+
+def _class_of(tokens: Ints | Floats) -> Ints:
+    octaves = np.log2(np.maximum(tokens, 1), dtype=np.float32)
+    return np.minimum((_PER_OCTAVE * octaves).astype(np.intp), _CLASSES - 1)

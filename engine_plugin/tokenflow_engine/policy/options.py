@@ -13,21 +13,21 @@ _INFINITY = float("inf")
 class Options:
     """Defaults were chosen in simulation; see `tokenflow sim`."""
 
-    efficiency: float = 0.82
-    """Share of the modelled capacity that is promised to readers who take turns in memory."""
-    efficiency_resident: float = 0.9
-    """The same while all of them have a place in the batch."""
-    keep_s: float = 1.2
+    efficiency: float = 0.88
+    """Share of the modelled capacity that is promised to readers."""
+    keep_s: float = 1.1
     """One turn in memory: readers are to have a lead for those of others until theirs comes again."""
-    loading_share: float = 0.25
-    """Of the link to the device, what loads may take: turns are longer where memory is large for it. With
-    shorter ones much of it waits for loads, decodes nothing, and turns become shorter still."""
+    loading_share: float = 0.5
+    """Of the link to the device, what loads can count on beside evictions: turns are longer where memory is
+    large for it, and streams come back earlier where many are needed at one time."""
     paused_share: float = 0.25
     """Of a paused reader's rate, what is kept for its return."""
     tail: float = 0.25
     """A stream is expected to run on for at least this share of what it has generated."""
     margin_s: float = 0.75
     """A stream is brought back this long before its reader runs dry (and its return has to be paid)."""
+    late_s: float = 0.5
+    """While loads start later than that by this much, because the link is busy, newcomers wait."""
     ahead_s: float = 0.5
     """A victim's reader has at least this much left to read when the victim could be back."""
     ahead_new_s: float = 1.1
@@ -71,7 +71,7 @@ class Options:
     """Newcomers as late as this no longer wait for it, and memory is kept free for them."""
     no_lead_share: float = 0.75
     """Of what a stream gets with all in one batch, what a reader takes who never gets a lead worth a wait."""
-    refill_s: float = 2.0
+    refill_s: float = 0.5
     """Streams that are not urgent come back only if the batch could grow for this long afterwards."""
     ample: float = 0.3
     """With nobody outside, and this share of the pool free, the engine is left alone."""

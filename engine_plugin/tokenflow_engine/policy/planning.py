@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenflow_engine.policy.base import Bools, EngineView, Ints, Phase, Place, Plan, Reason
+from tokenflow_engine.policy.base import Bools, EngineView, Floats, Ints, Phase, Place, Plan, Reason
 from tokenflow_engine.policy.crowd import Crowd
 from tokenflow_engine.policy.draft import Draft
 from tokenflow_engine.policy.horizons import Gate
@@ -67,6 +67,10 @@ class Planning:
             view, self.draft, self.slack, self.costs, settled=self.settled, recent=self.recent
         )
         self.next_at = _INFINITY
+        self.link_s = self.load.base_s
+        """Until all loads are done that are ordered so far."""
+        self.late_weight = 0.0
+        """Of the heaviest class whose loads are late because the link is busy with others."""
         self.overload = False
         self.target_s = _INFINITY
         """Longest step that the tightest reader in the batch can bear."""
@@ -114,18 +118,40 @@ class Planning:
         out = self.outside & self.started & ~view.machine
         if not out.any():
             return
-        due_in = self.slack - self.costs - self.step_s - options.margin_s
+        due_in = self._due_in(out)
         later = due_in[out & (due_in > 0)]
         if len(later):
             self._again_in(float(later.min()))
         away_s = view.costs.evict_s(0.0)
         for row in self._first(out & (due_in <= 0)):
+            if due_in.item(row) < -options.late_s and self._waits_for_link(row):
+                self.late_weight = max(self.late_weight, view.weight.item(row))
             slack = self.slack.item(row)
             ahead_s = max(slack, 0.0) + away_s + options.ahead_s
             if self._place(row, Reason.URGENT, ahead_s=ahead_s, relegate=slack <= 0):
                 continue
             if slack <= 0 and self._keep_free_for(row, view.now - view.since.item(row)):
                 break
+
+    def _due_in(self, out: Bools) -> Floats:
+        """Seconds in which each stream has to be on its way back, if it is `out` there.
+
+        Loads come one after the other: before many that are needed at one time the first have to start early,
+        or the last would be late. Else leads grow alike, the link idles, and then all are due at once.
+        """
+        view, options = self.view, self.options
+        spare_s = self.slack - self.step_s - options.margin_s
+        due_in: Floats = spare_s - self.costs
+        rows = np.flatnonzero(out & (view.phase == _OFFLOADED))
+        rows = rows[self.slack.take(rows).argsort(kind="stable")]
+        queued_s = self.load.base_s + view.context.take(rows).cumsum() * self._load_s
+        due_in[rows] = np.minimum.accumulate((spare_s.take(rows) - queued_s)[::-1])[::-1]
+        return due_in
+
+    @property
+    def _load_s(self) -> float:
+        """A token's load, with the share of the link that loads can count on."""
+        return self.load.per_token_s / self.options.loading_share
 
     def _passing_newcomers(self) -> list[int]:
         """Those that the gate lets in, heavier classes first, then the most urgent."""
@@ -141,8 +167,7 @@ class Planning:
             return everybody
         gate = Gate(
             efficiency=options.efficiency,
-            efficiency_resident=options.efficiency_resident,
-            keep_s=max(options.keep_s, self.load.per_token_s * view.kv_tokens / options.loading_share),
+            keep_s=max(options.keep_s, self._load_s * view.kv_tokens),
             paused_share=options.paused_share,
         )
         passing = gate.passing(view, inside, order, remaining=self.remaining, prefill=self.prefill)
@@ -150,9 +175,13 @@ class Planning:
         return passing
 
     def _admit(self, passing: list[int]) -> None:
-        """Newcomers as far as they can be prefilled soon."""
+        """Newcomers as far as they can be prefilled soon, and of no class whose loads are late.
+
+        Who makes way for them would have to be loaded in turn.
+        """
         view, passes, options = self.view, self.passes, self.options
-        newcomers = [row for row in passing if not self.draft.taken(row)]
+        in_time = view.weight > self.late_weight
+        newcomers = [row for row in passing if in_time[row] and not self.draft.taken(row)]
         if not newcomers:
             return
         late_s = -float(self.slack.take(newcomers).min())
@@ -290,7 +319,8 @@ class Planning:
                 is_short = True
                 continue
             reason = Reason.NO_READER if view.machine[row] else Reason.RESUMED
-            is_short = not self.draft.bring(row, reason, self._way_back(row)) or is_short
+            if not self._waits_for_link(row):
+                is_short = not self._bring(row, reason) or is_short
 
     def _woken(self) -> Draft:
         """The draft, or another if nothing would ever happen after it."""
@@ -333,17 +363,37 @@ class Planning:
     def _place(self, row: int, reason: Reason, *, ahead_s: float, relegate: bool = False) -> bool:
         """Bring the row in, if need be for streams `ahead_s` ahead. True: it has a place, now or soon."""
         draft = self.draft
-        if draft.taken(row):
+        if draft.taken(row) or self._waits_for_link(row):
             return False
         if not draft.will_fit(row) and not self.victims.make_room(row, ahead_s=ahead_s, relegate=relegate):
             draft.plan.reasons[row] = Reason.NO_ROOM
             self._again_in(self.options.poll_s)
             return False
-        if draft.bring(row, reason, self._way_back(row)):
+        if self._bring(row, reason):
             return True
         draft.hold(row, Reason.NO_ROOM)
         self._again_in(0.0)
         return True
+
+    def _bring(self, row: int, reason: Reason) -> bool:
+        place = self._way_back(row)
+        is_in = self.draft.bring(row, reason, place)
+        if is_in and self._is_load(row, place):
+            self.link_s += self.load.per_token_s * self.view.context.item(row)
+        return is_in
+
+    def _waits_for_link(self, row: int) -> bool:
+        """Whether its load would only queue until there is another plan.
+
+        It would take memory all that time, in which others can decode.
+        """
+        if self.link_s <= self.least_s or not self._is_load(row, self._way_back(row)):
+            return False
+        self._again_in(0.0)
+        return True
+
+    def _is_load(self, row: int, place: Place) -> bool:
+        return place is Place.LOAD and self.view.phase.item(row) == _OFFLOADED
 
     def _keep_free_for(self, row: int, late_s: float) -> bool:
         """Keep what is free for who was refused and is `hold_s` late: small ones would take it for ever."""

@@ -5,7 +5,7 @@ Every rank runs one executor, with the same orders, on the same state. A stream 
 
     RUNNING ─park─▶ PARKED ─evict─▶ leaving ─▶ OFFLOADED ─load─▶ LOADING ─▶ RUNNING
                       └───────resume, until its KV has gone──────▶ RUNNING
-                                   leaving ─▶ WAITING     (no room in host memory: a prefill brings it back)
+                       leaving or OFFLOADED ─▶ WAITING    (no room in host memory: a prefill brings it back)
 
 With SGLang's overlap loop the result of the last pass is still to come when a stream is parked. It is
 processed as if nothing had happened, and only then may the stream go on: back into the batch, or off the
@@ -20,31 +20,28 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tokenflow_engine.control.orders import STOCK, Orders
-from tokenflow_engine.kv.offload import Event, OffloadManager, OffloadStatistics
+from tokenflow_engine.kv.offload import OffloadManager
 from tokenflow_engine.policy.base import Phase, Place, Reason
 from tokenflow_engine.sglang import batch as batches
 from tokenflow_engine.sglang import memory, rows
 from tokenflow_engine.sglang.eligible import why_request_is_fixed
 from tokenflow_engine.sglang.holds import AWAY, PHASES, Held, Hold
-from tokenflow_engine.sglang.host import HostRefusedError
 from tokenflow_engine.sglang.returns import Returns
 from tokenflow_engine.sglang.tally import Tally
+from tokenflow_engine.sglang.tier import HostTier
 
 __all__ = ["Executor", "Moved"]
 
 _logger = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 4
-_WAIT_S = 0.001
-_MAX_WAITS = 10_000
-"""Counted, not timed: all ranks give up at the same one."""
 
 Moved = Callable[[Any, Phase, Reason | None], None]
 """Told of each request that changes its place; with a reason where it is the executor's own."""
 
 
 class Executor:
-    """See the module. `new_host` is asked, once, when host memory for KV is wanted; it may have none."""
+    """See the module. `new_host`: see `HostTier`."""
 
     def __init__(
         self,
@@ -59,8 +56,6 @@ class Executor:
         self.is_short = False
         """Whether memory ran short in the last step; whoever plans should plan again."""
         self._scheduler = scheduler
-        self._new_host: Callable[[], OffloadManager | None] | None = new_host
-        self._host: OffloadManager | None = None
         self._moved = moved or (lambda _req, _phase, _reason: None)
         self._clock = clock
         self._orders = STOCK
@@ -68,9 +63,7 @@ class Executor:
         self._batch: Any | None = None
         """The decode batch of the step in hand."""
         self._held: dict[str, Held] = {}
-        self._released: set[str] = set()
-        self._loaded: dict[str, bool] = {}
-        """Loads that have ended, and whether well."""
+        self.host = HostTier(scheduler, self._held, new_host=new_host, tally=self.tally, clock=clock)
         self._staying: list[str] = []
         """Streams that were called back before they had left."""
         self._recomputing: list[Any] = []
@@ -121,37 +114,6 @@ class Executor:
         moving = (e.req for e in self._held.values() if e.hold in (Hold.LEAVING, Hold.LOADING))
         return float(sum(map(memory.private_tokens, moving)) / self._scheduler.max_total_num_tokens)
 
-    @property
-    def host_free(self) -> int:
-        """Tokens for which host memory has room."""
-        host = self._usable_host
-        return 0 if host is None else host.host_free
-
-    def load_s(self, tokens: float) -> float | None:
-        """See `Copies`."""
-        host = self._usable_host
-        return None if host is None else host.load_s(tokens)
-
-    def evict_s(self, tokens: float) -> float | None:
-        """See `Copies`."""
-        host = self._usable_host
-        return None if host is None else host.evict_s(tokens)
-
-    def host_statistics(self) -> OffloadStatistics | None:
-        """None where there is no host memory for KV."""
-        return None if self._host is None else self._host.statistics()
-
-    def synced_tokens(self, rid: str) -> int:
-        """Tokens of this stream that host memory holds."""
-        return 0 if self._host is None else self._host.synced(rid)
-
-    def synced_share(self) -> float:
-        """Of the KV on the device, the share that host memory holds too."""
-        reqs = [*self._scheduler.running_batch.reqs, *self.held()]
-        on_device = {req.rid: req.kv.kv_committed_len for req in reqs if req.kv.holds_kv}
-        synced = sum(min(tokens, self.synced_tokens(rid)) for rid, tokens in on_device.items())
-        return float(synced / max(1, sum(on_device.values())))
-
     def first_in_line(self) -> list[str]:
         """Streams that a prefill is to bring back before anybody else's."""
         if self._recomputing:
@@ -165,22 +127,9 @@ class Executor:
         """Tell `moved` of every request that changes its place from now on."""
         self._moved = moved
 
-    def open_host(self) -> OffloadManager | None:
-        """Take host memory for KV, if there is any and it was not taken yet."""
-        if self._new_host is not None:
-            new_host, self._new_host = self._new_host, None
-            try:
-                self._host = new_host()
-            except HostRefusedError:
-                self.tally.host_refused = 1
-            except Exception:
-                self.tally.host_refused = 1
-                _logger.exception("TokenFlow: no host memory for KV, streams are recomputed instead")
-        return self._host
-
     def order(self, orders: Orders) -> None:
         """Take over new orders; the next `step` begins with them."""
-        self._orders = orders
+        self._follow(orders)
         self._is_fresh = True
         self._staying = []
         if self._held or self._dropped:
@@ -196,12 +145,11 @@ class Executor:
         self._held.pop(rid, None)
         self._dropped.discard(rid)
         self.returns.forget(rid)
-        if self._host is not None:
-            self._host.drop(rid)
+        self.host.drop(rid)
 
     def step(self, batch: Any) -> Any:
         """Once a scheduling pass, on the decode batch; the batch to go on with."""
-        self._poll()
+        self.host.poll()
         if not self._held and self._orders.stock:
             self._is_fresh = False
             return batch
@@ -212,18 +160,17 @@ class Executor:
         self._begin(batch, now)
         self._keep_memory(batch, now)
         self._leave(flying)
-        if not self._orders.parts.overlap and self._await_copies():
+        if not self._orders.parts.overlap and self.host.await_copies():
             self._leave(flying)
         self._load(batch)
         if not self._orders.parts.overlap:
-            self._await_copies()
+            self.host.await_copies()
         self._batch = batch = self._return(batch, flying, now)
         return batch
 
     def write_through(self, step_s: float) -> None:
         """Copy what the plan names to host memory, as much as fits beside a pass of this length."""
-        host = self._host
-        parts = self._orders.parts
+        host, parts = self.host.manager, self._orders.parts
         if host is None or not (self._orders.write and parts.offload and parts.write_through):
             return
         host.begin_iteration(host.budget_tokens(step_s))
@@ -235,18 +182,18 @@ class Executor:
                 continue
             host.write(rid, rows.row_of(self._scheduler, req), req.kv.kv_committed_len)
         if not parts.overlap:
-            self._await_copies()
+            self.host.await_copies()
 
     def launching(self, batch: Any) -> None:
         """A forward pass is about to be launched."""
         self.returns.launched(batch, self._scheduler.chunked_req, self._clock())
-        if self._host is not None:
-            self._host.prepare_forward()
+        if self.host.manager is not None:
+            self.host.manager.prepare_forward()
 
     def launched(self) -> None:
         """It was."""
-        if self._host is not None:
-            self._host.forward_launched()
+        if self.host.manager is not None:
+            self.host.manager.forward_launched()
 
     # ---- giving everything back --------------------------------------------------------------------
 
@@ -254,7 +201,7 @@ class Executor:
         """The engine retracts everything it runs: it shall find what is held among it."""
         running = self._scheduler.running_batch
         for entry in list(self._held.values()):
-            self._stop_copies(entry)
+            self.host.stop_copies(entry)
             if entry.req.kv.holds_kv and entry.is_sound:
                 running.reqs = [*running.reqs, entry.req]
             else:
@@ -267,19 +214,23 @@ class Executor:
         Stock orders stand then. The batch to go on with.
         """
         batch, self._batch = self._batch or batch, None
-        self._orders = STOCK
+        self._follow(STOCK)
         self._is_fresh = False
         for entry in list(self._held.values()):
             if entry.hold in (Hold.PARKED, Hold.LEAVING, Hold.ENDING):
                 continue
             try:
-                self._stop_copies(entry)
+                self.host.stop_copies(entry)
                 self._to_queue(entry)
             except Exception:
                 _logger.exception("TokenFlow: stream %s could not be restored", entry.req.rid)
         return self._return(batch, batches.in_flight(self._scheduler), self._clock())
 
     # ---- parts of a step ---------------------------------------------------------------------------
+
+    def _follow(self, orders: Orders) -> None:
+        self._orders = orders
+        self.host.is_used = orders.parts.offload
 
     def _note_wanted(self, orders: Orders, now: float) -> None:
         """Whom these orders want back; a dropped stream that is admitted is on its way."""
@@ -289,45 +240,6 @@ class Executor:
         self._dropped = self._dropped - admitted
         wanted = list(self._held) if orders.stock else [*orders.resume, *(rid for rid, _ in orders.load)]
         self.returns.ask(wanted, now)
-
-    @property
-    def _usable_host(self) -> OffloadManager | None:
-        """Host memory, unless the orders do without it."""
-        return self._host if self._orders.parts.offload else None
-
-    def _await_copies(self) -> bool:
-        """Wait until none is under way, some ten seconds at most; whether there was any."""
-        host = self._host
-        if host is None:
-            return False
-        waited, began = False, self._clock()
-        for _ in range(_MAX_WAITS):
-            seen = host.statistics()
-            if not seen.writing_tokens + seen.loading_tokens:
-                break
-            waited = True
-            self._poll()
-            time.sleep(_WAIT_S)
-        self._poll()
-        self.tally.copy_wait_s += self._clock() - began
-        return waited
-
-    def _poll(self) -> None:
-        if self._host is None:
-            return
-        for done in self._host.poll():
-            entry = self._held.get(done.rid)
-            if entry is None:
-                continue
-            if done.event is Event.RELEASED:
-                self._released.add(done.rid)
-            elif done.event is Event.WRITE_FAILED and entry.hold is Hold.LEAVING:
-                entry.is_unsaved = True
-                _logger.warning("TokenFlow: saving %s failed: %s", done.rid, done.error)
-            elif done.event in (Event.LOADED, Event.LOAD_FAILED):
-                self._loaded[done.rid] = done.event is Event.LOADED
-                if done.error:
-                    _logger.warning("TokenFlow: loading %s failed: %s", done.rid, done.error)
 
     def _settle(self, flying: set[Any]) -> None:
         """Streams that ended while they were held, by their last token or by an abort."""
@@ -340,17 +252,17 @@ class Executor:
             elif req.to_finish is not None and req not in flying:
                 entry.is_sound = entry.hold is not Hold.LOADING
                 entry.hold = Hold.ENDING
-                self._released.discard(req.rid)
-                if self._host is None or self._host.drop(req.rid) or entry.req.kv.req_pool_idx is None:
-                    self._released.add(req.rid)
+                self.host.released.discard(req.rid)
+                if self.host.drop(req.rid) or entry.req.kv.req_pool_idx is None:
+                    self.host.released.add(req.rid)
                 self._end(entry)
 
     def _end(self, entry: Held) -> None:
         """Finish an aborted stream as the engine finishes one that runs."""
         req = entry.req
-        if req.rid not in self._released:
+        if req.rid not in self.host.released:
             return
-        self._released.discard(req.rid)
+        self.host.released.discard(req.rid)
         del self._held[req.rid]
         req.finished_reason, req.to_finish = req.to_finish, None
         if req.kv.holds_kv:
@@ -393,7 +305,7 @@ class Executor:
             entry.hold = Hold.LEAVING
             tokens = int(entry.req.kv.kv_committed_len)
             self.tally.evicted_tokens += tokens
-            self.tally.evicted_synced_tokens += min(tokens, self.synced_tokens(rid))
+            self.tally.evicted_synced_tokens += min(tokens, self.host.synced(rid))
             self._moved(entry.req, Phase.OFFLOADED, reason)
 
     # ---- memory ------------------------------------------------------------------------------------
@@ -441,39 +353,23 @@ class Executor:
             if self._orders.stock:
                 entry.hold = Hold.PARKED
                 continue
-            verdict = self._saved(entry)
-            if verdict is None:
-                continue
-            if verdict:
+            is_saved, made_room = self.host.save(entry, self._orders)
+            for other in made_room:
+                self.tally.made_room += 1
+                self._lose(other, Reason.HOST_FULL)
+            if is_saved:
                 rows.give_up(self._scheduler, entry.req, is_saved=True)
                 rows.forget_kv(entry.req)
                 entry.hold = Hold.OFFLOADED
                 self.tally.offloaded += 1
-            else:
+            elif is_saved is False:
                 self.tally.dropped += 1
-                self._to_queue(entry)
-                self._dropped.add(entry.req.rid)
+                self._lose(entry, Reason.HOST_FULL if self.host.wants(entry) else None)
 
-    def _saved(self, entry: Held) -> bool | None:
-        """Whether its KV is in host memory; False if there is no room for it, None if it is under way."""
-        host, req = self._host, entry.req
-        if host is None:
-            return False
-        if entry.is_unsaved or not self._orders.parts.offload:
-            host.drop(req.rid)
-            return False
-        tokens = req.kv.kv_committed_len
-        taken = host.write(req.rid, rows.row_of(self._scheduler, req), tokens, leaving=True)
-        if host.detach(req.rid, tokens):
-            return True
-        if taken or host.is_writing(req.rid):
-            return None
-        missing = tokens - host.synced(req.rid)
-        parked = [e.req for e in self._held.values() if e.hold is Hold.PARKED]
-        if host.reclaim(missing, [r.rid for r in (*self._scheduler.running_batch.reqs, *parked)]):
-            return None
-        host.drop(req.rid)
-        return False
+    def _lose(self, entry: Held, reason: Reason | None) -> None:
+        """Its KV is gone: it waits for a prefill until a plan admits it."""
+        self._to_queue(entry, reason)
+        self._dropped.add(entry.req.rid)
 
     def _load(self, batch: Any) -> None:
         """Bring back those the plan names, in its order, as long as there is room."""
@@ -485,9 +381,10 @@ class Executor:
                 self._staying.append(rid)
             if entry is None or entry.hold is not Hold.OFFLOADED:
                 continue
-            if self._host is not None and self._host.is_writing(rid):
+            host = self.host.manager
+            if host is not None and host.is_writing(rid):
                 continue  # on CUDA its slots were free before its copy was whole: the next step has it
-            if place == Place.RECOMPUTE or self._host is None or self._lacks(entry):
+            if place == Place.RECOMPUTE or host is None or host.synced(rid) < entry.req.seqlen - 1:
                 self._recompute(entry)
                 continue
             slots = rows.take(self._scheduler, entry.req, spare=spare)
@@ -497,14 +394,14 @@ class Executor:
             if slots is None:
                 self.is_short = True
                 return
-            self._loaded.pop(rid, None)
+            self.host.loaded.pop(rid, None)
             entry.hold, entry.is_sound = Hold.LOADING, False
             self.returns.begin(rid, "loaded", self.returns.asked_at(rid, self._clock()))
             self._moved(entry.req, Phase.LOADING, None)
             if len(slots) == 0:
-                self._loaded[rid] = True
+                self.host.loaded[rid] = True
             else:
-                self._host.load(rid, entry.req.prefix_len, slots)
+                host.load(rid, entry.req.prefix_len, slots)
 
     def _to_load(self) -> Iterator[tuple[str, int]]:
         if not self._orders.stock:
@@ -519,10 +416,6 @@ class Executor:
         scheduler = self._scheduler
         busy = scheduler.running_batch.reqs or scheduler.result_queue or scheduler.chunked_req is not None
         return not others and not busy
-
-    def _lacks(self, entry: Held) -> bool:
-        assert self._host is not None
-        return bool(self._host.synced(entry.req.rid) < entry.req.seqlen - 1)
 
     def _return(self, batch: Any, flying: set[Any], now: float) -> Any:
         """Back into the batch: what was loaded, and what is to be resumed."""
@@ -553,12 +446,12 @@ class Executor:
     def _is_loaded(self, entry: Held) -> bool:
         if entry.hold is not Hold.LOADING:
             return False
-        went_well = self._loaded.pop(entry.req.rid, None)
+        went_well = self.host.loaded.pop(entry.req.rid, None)
         if went_well is None:
             return False
         if went_well:
-            assert self._host is not None
-            self._host.attach(entry.req.rid)
+            assert self.host.manager is not None
+            self.host.manager.attach(entry.req.rid)
             entry.is_sound = True
             return True
         self.tally.failed_loads += 1
@@ -567,7 +460,7 @@ class Executor:
 
     # ---- into the engine's queue -------------------------------------------------------------------
 
-    def _to_queue(self, entry: Held) -> None:
+    def _to_queue(self, entry: Held, reason: Reason | None = None) -> None:
         """A prefill brings it back; the engine has it again."""
         scheduler, req = self._scheduler, entry.req
         if req.kv.holds_kv:
@@ -579,36 +472,16 @@ class Executor:
             scheduler._add_request_to_queue(req, is_retracted=True)
         finally:
             scheduler.max_queued_requests = limit
-        self._moved(req, Phase.WAITING, None)
+        self._moved(req, Phase.WAITING, reason)
 
     def _recompute(self, entry: Held) -> None:
         """A prefill brings it back, before anybody who has not started."""
         self.tally.recomputed += 1
         asked_at = self.returns.asked_at(entry.req.rid, self._clock())
-        self._drop_host(entry)
+        self.host.drop(entry.req.rid)
         self._to_queue(entry)
         self.returns.begin(entry.req.rid, "recomputed", asked_at)
         self._recomputing.append(entry.req)
-
-    def _drop_host(self, entry: Held) -> None:
-        if self._host is not None:
-            self._host.drop(entry.req.rid)
-
-    def _stop_copies(self, entry: Held) -> None:
-        """Have no copy touch its slots any more; waits, at most as long as the copies under way take."""
-        host = self._host
-        if host is None:
-            return
-        rid = entry.req.rid
-        if host.drop(rid) or not entry.req.kv.holds_kv:
-            return
-        for _ in range(_MAX_WAITS):
-            if rid in self._released:
-                self._released.discard(rid)
-                return
-            time.sleep(_WAIT_S)
-            self._poll()
-        raise RuntimeError(f"copies of {rid} do not end")
 
     def _parked(self, rid: str) -> Any | None:
         entry = self._held.get(rid)

@@ -165,13 +165,13 @@ def _attach(_result: None, scheduler: Any) -> None:
     from sglang.utils import TypeBasedDispatcher
 
     executor = Executor(scheduler, new_host=partial(offload_manager, scheduler))
-    _engine = _Engine(executor, Admission(scheduler), MeasuredCosts(executor))
+    _engine = _Engine(executor, Admission(scheduler), MeasuredCosts(executor.host))
     view = SchedulerView(scheduler, executor)
 
     @guarded("control", on_failure=_failed)
     def obey(request: TokenFlowLinkReq) -> None:
         if request.open_host:
-            executor.open_host()
+            executor.host.open()
         if request.orders is not None:
             executor.order(request.orders)
         for rid in request.aborts:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from tokenflow_engine.control.durations import DurationCounts
 from tokenflow_engine.control.orders import STOCK, Orders
 from tokenflow_engine.control.ratelimit import Occasionally
 from tokenflow_engine.control.streams import ReaderView
@@ -25,6 +26,8 @@ _LONGEST_S = 1.0
 """Between two plans while anything waits or is preempted."""
 _NEWCOMER_S = 0.25
 """A plan is put off for a newcomer's first token, at most so long."""
+_TIMES_S = (1e-4, 2e-4, 4e-4, 7e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 0.01, 0.03, 0.1)
+"""Bounds of the classes in which plans are counted by the CPU time that they took."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 300.0
 """How long a policy that failed is suspended: twice as long each time, unless it has worked for the longest
 since.
@@ -60,6 +63,7 @@ class Planner:
         self.plans = 0
         self.errors = 0
         self.seconds = 0.0
+        self.times = DurationCounts(_TIMES_S)
         self.news: list[str] = []
         """Streams of which a plan said something new; to be taken by whoever tells."""
         self._table = table
@@ -145,6 +149,7 @@ class Planner:
             return STOCK
         took = time.thread_time() - started
         self.seconds += took
+        self.times.add(took)
         self.plans += 1
         self._not_before = now + took / _MAX_SHARE
         return orders

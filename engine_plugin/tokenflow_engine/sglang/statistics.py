@@ -20,6 +20,7 @@ def engine_stats(seen: EngineStats, *, executor: Executor, planner: Planner, out
         "parked": tally.parked,
         "offloaded": tally.offloaded,
         "dropped": tally.dropped,
+        "made_room": tally.made_room,
         "memory": tally.for_memory,
         "thrashed": tally.thrashed,
         "resumed": tally.resumed,
@@ -28,7 +29,7 @@ def engine_stats(seen: EngineStats, *, executor: Executor, planner: Planner, out
         "failed_loads": tally.failed_loads,
         **{f"fixed_{why}": count for why, count in tally.fixed.items()},
     }
-    host = executor.host_statistics()
+    host = executor.host.statistics()
     return msgspec.structs.replace(
         seen,
         policy=planner.policy.name,
@@ -47,12 +48,15 @@ def engine_stats(seen: EngineStats, *, executor: Executor, planner: Planner, out
         evicted_synced_tokens=tally.evicted_synced_tokens,
         plan_s=planner.seconds,
         plans=planner.plans,
+        plan_times=planner.times.message(),
         plan_errors=planner.errors,
         written_bytes=0 if host is None else host.written_bytes,
         loaded_bytes=0 if host is None else host.loaded_bytes,
+        write_bytes_per_s=0.0 if host is None else host.write_bytes_per_s,
+        load_bytes_per_s=0.0 if host is None else host.load_bytes_per_s,
         host_refused=tally.host_refused,
         ranks_lost=0 if host is None else int(host.ranks_lost),
         host_tokens=0 if host is None else host.host_tokens,
         host_used_tokens=0 if host is None else host.host_used_tokens,
-        synced_share=executor.synced_share(),
+        synced_share=executor.host.synced_share(),
     )

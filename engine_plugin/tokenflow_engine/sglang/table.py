@@ -73,7 +73,7 @@ _RUNNING, _PARKED, _OFFLOADED, _LOADING, _PREFILLING, _WAITING = (
 )
 _PREEMPTED = (Phase.PARKED, Phase.OFFLOADED)
 _OFF_DEVICE = (Phase.WAITING, Phase.PREFILLING, Phase.OFFLOADED)
-_NO_REASON = -1
+_NO_REASON, _HOST_FULL = -1, int(Reason.HOST_FULL)
 _UNKNOWN_READER = {
     "rate": DEFAULT_RATE,
     "rate_low": DEFAULT_RATE,
@@ -247,6 +247,7 @@ class Table:
         before = why.copy()
         if plan.why_waiting is not Reason.NONE:
             waiting = columns["alive"][: self._count] & (columns["phase"][: self._count] == _WAITING)
+            waiting &= why != _HOST_FULL
             why[waiting] = plan.why_waiting
         for row, reason in plan.reasons.items():
             why[rows.item(row)] = reason
@@ -291,12 +292,7 @@ class Table:
             now=now,
             **device._asdict(),
             costs=costs,
-            mean_output=expected_output(
-                generated,
-                ended_tokens=self._ended.tokens,
-                ended=self._ended.count,
-                prior_tokens=_PRIOR_OUTPUT,
-            ),
+            mean_output=expected_output(generated, self._ended, prior_tokens=_PRIOR_OUTPUT),
             phase=phase,
             arrived=column["arrived"],
             prefill=self._to_prefill(ids, phase, context),

@@ -14,7 +14,9 @@ class Tally:
     parked: int = 0
     offloaded: int = 0
     dropped: int = 0
-    """Whose KV was given up for want of host memory."""
+    """Whose KV was given up as they left the device, for want of host memory."""
+    made_room: int = 0
+    """Whose KV was given up in host memory, for others that are due back sooner."""
     resumed: int = 0
     loaded: int = 0
     recomputed: int = 0

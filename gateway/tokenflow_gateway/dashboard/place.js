@@ -4,6 +4,7 @@ const WORDS = {
   ADMITTED: "there is room",
   AHEAD: "reader is ahead",
   FIXED: "cannot be preempted",
+  HOST_FULL: "host memory is full: to be computed again",
   LEAD_CAP: "lead at its cap",
   MEMORY: "room was needed for others' tokens",
   NO_READER: "read by a machine",

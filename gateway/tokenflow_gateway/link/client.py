@@ -53,7 +53,7 @@ RETRY_AFTER_REFUSAL_S = 5.0
 """A wrong secret or version does not get better by asking more often."""
 _HELLO_EVERY_S = 0.25
 _READABLE = int(zmq.POLLIN)  # a plain number: the enumeration's operators are slow
-_MOST_IN_A_ROW = 100
+_MOST_IN_A_ROW = 20
 """Messages taken before everybody else has a turn."""
 _NOT_URGENT_S = 0.005
 """For a message that nobody waits for, until it goes by itself."""

@@ -21,14 +21,13 @@ from tokenflow_engine.protocol import Consumption, Reading
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.readers.estimator import Estimate
 from tokenflow_gateway.readers.registry import ReaderRegistry
+from tokenflow_gateway.readers.rounds import AT_A_TIME, one_round
 from tokenflow_gateway.relay.stream import Stream
 
 __all__ = ["ReaderFeed", "departs"]
 
 _BATCH_S = 0.02
 _SWEEP_S = 0.25
-_LOOKS_PER_TURN = 100
-"""Others have the event loop in between."""
 _TOKENS_OFF = 1.0
 _SECONDS_OFF = 0.05
 _RATE_OFF = 0.05
@@ -38,11 +37,11 @@ def departs(copy: VirtualBuffer, reading: Reading, *, now: float) -> bool:
     """Whether the engine must hear of `reading`.
 
     It must if its own position would be off by more than a token and by more than 50 ms of reading, or its
-    rate by a twentieth, or if it is wrong about a pause.
+    rate by a twentieth, or if it is wrong about a pause, or about whether the text is read at all.
     """
     off = abs(copy.consumed_at(now) - reading.consumed)
     return (
-        copy.paused != reading.paused
+        (copy.paused, copy.hidden) != (reading.paused, reading.hidden)
         or off > max(_TOKENS_OFF, _SECONDS_OFF * reading.rate)
         or abs(copy.rate - reading.rate) > _RATE_OFF * reading.rate
     )
@@ -83,29 +82,36 @@ class ReaderFeed:
                 self.changed(stream)
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        sweep_at = loop.time() + _SWEEP_S
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow_changes())
+            tasks.create_task(self._sweep())
+
+    async def _follow_changes(self) -> None:
         while True:
-            try:
-                async with asyncio.timeout_at(sweep_at):
-                    await self._wake.wait()
-                    await asyncio.sleep(_BATCH_S)
-            except TimeoutError:
-                sweep_at = loop.time() + _SWEEP_S
-                self._readers.expire(time.monotonic())
-                self._changed.update(self._streams)
-                self._untold.intersection_update(self._changed)
+            await self._wake.wait()
+            await asyncio.sleep(_BATCH_S)
             self._wake.clear()
-            for _ in range(0, len(self._changed), _LOOKS_PER_TURN):
+            for _ in range(0, len(self._changed), AT_A_TIME):
                 self.flush()
                 await asyncio.sleep(0)
 
+    async def _sweep(self) -> None:
+        while True:
+            self._readers.expire(time.monotonic())
+            self._untold.intersection_update(self._streams)
+            async for streams in one_round(self._streams, within_s=_SWEEP_S):
+                self._look_at(streams)
+
     def flush(self) -> None:
-        """Send what departs among the next streams that changed, one message an engine."""
-        changed = set(islice(self._changed, _LOOKS_PER_TURN))
-        self._changed -= changed
+        """Send what departs among the next streams that changed."""
+        changed = list(islice(self._changed, AT_A_TIME))
+        self._changed.difference_update(changed)
+        self._look_at(changed)
+
+    def _look_at(self, streams: Iterable[Stream]) -> None:
+        """Send what departs among these, one message an engine."""
         batches: defaultdict[Engine, list[tuple[Stream, Reading]]] = defaultdict(list)
-        for stream in changed:
+        for stream in streams:
             if stream.end is None:
                 self._look(stream, batches[stream.engine])
             else:
@@ -143,5 +149,6 @@ class ReaderFeed:
             rate_low=estimate.rate_low,
             rate_high=estimate.rate_high,
             paused=estimate.state == "paused",
+            hidden=stream.reader.reads_nothing(estimate),
             seq=next(self._numbers),
         )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Self
 
 from tokenflow_gateway.readers.ledger import ByteLedger
+from tokenflow_gateway.readers.rounds import one_round
 from tokenflow_gateway.readers.track import ReaderTrack
 from tokenflow_gateway.readers.transport import SocketMeter
 from tokenflow_gateway.readers.window import WindowWatch
@@ -20,7 +20,6 @@ __all__ = ["ConnectionSweep", "ConnectionTrack"]
 _SWEEP_S = 0.1
 _SELDOM_S = 0.25
 """Between two looks at a client that keeps up and whose buffer is too large to tell its position."""
-_PROBES_PER_TURN = 100
 _OF_PROXIES = frozenset({b"via", b"forwarded", b"x-forwarded-for"})
 """Headers of a request that somebody in between has passed on."""
 
@@ -120,14 +119,12 @@ class ConnectionSweep:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(_SWEEP_S)
-            await self._look_at_all()
+            async for streams in one_round(self._streams, within_s=_SWEEP_S):
+                self._look_at(streams)
 
-    async def _look_at_all(self) -> None:
-        for number, stream in enumerate(list(self._streams), start=1):
+    def _look_at(self, streams: Iterable[Stream]) -> None:
+        for stream in streams:
             self._look(stream)
-            if number % _PROBES_PER_TURN == 0:
-                await asyncio.sleep(0)
 
     def _look(self, stream: Stream) -> None:
         if stream.end is not None or stream.connection is None:

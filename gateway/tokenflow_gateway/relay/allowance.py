@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import uuid
+import random
 from dataclasses import replace
 from types import TracebackType
 
@@ -57,7 +57,8 @@ async def allowed(
         subjects = tuple(Subject(name, replace(own, concurrent_streams=None)) for name, own in subjects)
     if not subjects:
         return Allowance(limits, None)
-    verdict = await limits.take(subjects, lease_id=uuid.uuid4().hex, tokens=tokens)
+    lease_id = f"{random.getrandbits(128):032x}"  # a name, and no secret
+    verdict = await limits.take(subjects, lease_id=lease_id, tokens=tokens)
     headers += quota_headers(verdict)
     if verdict.lease is None:
         raise _refusal(verdict, tokens)

@@ -71,7 +71,11 @@ class EventHead:
         self.sent = False
 
     async def send(self, *, with_all: bool = False) -> None:
-        """Unless it has left already. `with_all`: so does the whole answer, and nobody need be watched."""
+        """Unless it has left already. `with_all`: the whole answer does in the next write, nobody is watched.
+
+        In front of a stream it leaves alone: the larger a connection's first segment, the larger the steps in
+        which the client's kernel shows what its application reads.
+        """
         if self.sent:
             return
         self.sent = True
@@ -79,7 +83,7 @@ class EventHead:
         if not with_all:
             now = time.monotonic()
             self._stream.connection = ConnectionTrack.begin(exchange.meter, exchange.headers, now=now)
-        await exchange.start_events(((STREAM_HEADER, self._handle.encode()),))
+        await exchange.start_events(((STREAM_HEADER, self._handle.encode()),), with_next=with_all)
 
 
 async def relay_events(
@@ -172,7 +176,7 @@ async def _put(
     if not head.sent and piece.data:
         if meter.error is not None and meter.events == 1:
             raise EngineFailed(meter.error)
-        await head.send(with_all=last and len(piece.data) <= READ_BYTES)
+        await head.send(with_all=last and len(piece.data) <= READ_BYTES and delivery.takes_now(piece.data))
     delivery.put(*piece, last=last)
 
 

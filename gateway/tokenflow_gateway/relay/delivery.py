@@ -132,13 +132,17 @@ class Delivery:
         """The client has been handed all there is."""
         return self._writer is None and not self._backlog
 
+    def takes_now(self, data: bytes) -> bool:
+        """Whether `put` would hand this over at once, in one write."""
+        plain = self._writer is None and self._pacer is None and 0 < len(data) <= _WRITE_BYTES
+        return plain and self._exchange.writable
+
     def put(self, data: bytes, tokens: int, readable: int, *, last: bool = False) -> None:
         """Take the next `Piece`. `last`: the answer may end with it; `finish` is still to come."""
         if self._fault is not None:
             raise self._fault
         self._last_put = (tokens, readable)
-        plain = self._writer is None and self._pacer is None and 0 < len(data) <= _WRITE_BYTES
-        if plain and self._exchange.writable:
+        if self.takes_now(data):
             if last and self._exchange.finish_now(data):
                 self._ended = True
             else:

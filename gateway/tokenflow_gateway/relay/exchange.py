@@ -62,11 +62,12 @@ class ClientConnection(Protocol):
     def take_body(self) -> bytes | None:
         """The request's body, if all of it is here."""
 
-    def begin(self, fixed: bytes, headers: Iterable[Header], send: Send) -> bool:
+    def begin(self, fixed: bytes, headers: Iterable[Header], send: Send, *, with_next: bool) -> bool:
         """Begin an answer of status 200 in chunks. False if its headers must go by `send`.
 
         They must if it is not the connection's own: somebody in between may add to them. `fixed`: the lines
-        of headers that are the same in all such answers, beside `headers`.
+        of headers that are the same in all such answers, beside `headers`. `with_next`: they wait for `write`
+        or `end`, which comes next.
         """
 
     def write(self, data: bytes) -> None:
@@ -161,11 +162,14 @@ class Exchange:
         self.streaming = STREAM_HEADERS[0] in headers
         await self._start(headers)
 
-    async def start_events(self, headers: Iterable[Header]) -> None:
-        """A stream of events begins; from here on the client's time is the caller's to keep."""
+    async def start_events(self, headers: Iterable[Header], *, with_next: bool = False) -> None:
+        """A stream of events begins; from here on the client's time is the caller's to keep.
+
+        `with_next`: `write_now` or `finish_now` comes next, and the head may leave with that.
+        """
         self.status, self.streaming = 200, True
         begun = self.connection is not None and self.connection.begin(
-            _STREAM_LINES, (*headers, *self._own), self._send
+            _STREAM_LINES, (*headers, *self._own), self._send, with_next=with_next
         )
         if not begun:
             await self._start((*STREAM_HEADERS, *headers))

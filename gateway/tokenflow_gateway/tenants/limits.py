@@ -7,10 +7,12 @@ an estimate when a request begins, and settled when it ends.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol
 
 from tokenflow_gateway.tenants.model import BudgetPeriod, Limits, Principal
@@ -32,6 +34,7 @@ __all__ = [
 ]
 
 LimitKind = Literal["requests", "tokens", "streams", "budget"]
+_DAY_S = 86_400
 STREAM_RETRY_S = 1.0
 """When to ask again for one of the streams at a time: nobody knows when one will end."""
 
@@ -100,18 +103,24 @@ class LimitStore(Protocol):
 
 def period_of(period: BudgetPeriod, now: float) -> tuple[str, float]:
     """The name of a budget's period, and seconds until the next one begins."""
-    name, start = period_start(period, now)
-    first = datetime.fromtimestamp(start, UTC)
-    following = first + timedelta(days=1) if period == "day" else (first + timedelta(days=32)).replace(day=1)
-    return name, following.timestamp() - now
+    name, _, following = _period(period, math.floor(now / _DAY_S))
+    return name, following - now
 
 
 def period_start(period: BudgetPeriod, now: float) -> tuple[str, float]:
     """The name of a budget's period, and when it began."""
-    day = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    name, start, _ = _period(period, math.floor(now / _DAY_S))
+    return name, start
+
+
+@lru_cache(maxsize=16)
+def _period(period: BudgetPeriod, day: int) -> tuple[str, float, float]:
+    """Name, beginning and end of the period with this day of the epoch. All begin at midnight of UTC."""
+    first = datetime.fromtimestamp(day * _DAY_S, UTC)
     if period == "day":
-        return f"{day:%Y-%m-%d}", day.timestamp()
-    return f"{day:%Y-%m}", day.replace(day=1).timestamp()
+        return f"{first:%Y-%m-%d}", first.timestamp(), (first + timedelta(days=1)).timestamp()
+    first = first.replace(day=1)
+    return f"{first:%Y-%m}", first.timestamp(), (first + timedelta(days=32)).replace(day=1).timestamp()
 
 
 @dataclass(slots=True)
@@ -222,7 +231,10 @@ class LocalLimits:
         }
 
     def _account(self, name: str) -> _Account:
-        return self._accounts.setdefault(name, _Account())
+        account = self._accounts.get(name)
+        if account is None:
+            account = self._accounts[name] = _Account()
+        return account
 
     def _refusal(self, subjects: Sequence[Subject], tokens: int, now: float) -> Verdict | None:
         """The reason that holds for longest, if there is one."""
@@ -288,8 +300,11 @@ def _quota(window: SlidingWindow, limit: int | None, now: float) -> Quota | None
 
 def tightest(quotas: Iterable[Quota | None]) -> Quota | None:
     """The one with the least left of it."""
-    known = [quota for quota in quotas if quota is not None]
-    return min(known, key=lambda quota: quota.remaining, default=None)
+    found: Quota | None = None
+    for quota in quotas:
+        if quota is not None and (found is None or quota.remaining < found.remaining):
+            found = quota
+    return found
 
 
 def share_of(limits: Limits, processes: int, *, spent_before: int = 0) -> Limits:

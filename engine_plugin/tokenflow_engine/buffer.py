@@ -25,7 +25,7 @@ class VirtualBuffer:
     Times are seconds of one clock; a time that lies in the past changes nothing.
     """
 
-    __slots__ = ("_at", "_reported_at", "_seq", "consumed", "generated", "hidden", "paused", "rate")
+    __slots__ = ("_at", "_reported_at", "_seq", "consumed", "generated", "paused", "rate")
 
     def __init__(self, *, rate: float, now: float) -> None:
         self.rate = rate
@@ -33,8 +33,6 @@ class VirtualBuffer:
         self.consumed = 0.0
         """At the time of the last change; `consumed_at` looks ahead."""
         self.paused = False
-        self.hidden = False
-        """What is generated now is not for its reader."""
         self._at = now
         self._seq = 0
         self._reported_at = float("-inf")
@@ -63,7 +61,7 @@ class VirtualBuffer:
         if reading.seq < self._seq if reading.seq else reading.at < self._reported_at:
             return False
         self._seq, self._reported_at = reading.seq, reading.at
-        self.rate, self.paused, self.hidden = reading.rate, reading.paused, reading.hidden
+        self.rate, self.paused = reading.rate, reading.paused
         self.consumed = min(max(reading.consumed, 0.0), float(self.generated))
         self._at = reading.at if now - _OLDEST_S <= reading.at <= now else now
         self._advance(now)
@@ -72,7 +70,7 @@ class VirtualBuffer:
     def forget_reader(self, *, rate: float, now: float) -> None:
         """Nobody reports any more: go on unpaused at `rate`, as for a stream without a gateway."""
         self._advance(now)
-        self.rate, self.paused, self.hidden = rate, False, False
+        self.rate, self.paused = rate, False
 
     def _advance(self, now: float) -> None:
         self.consumed = self.consumed_at(now)

@@ -159,8 +159,6 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rate_low: float
     rate_high: float
     paused: bool = False
-    hidden: bool = False
-    """What is generated now nobody reads (reasoning, tool calls), and all before it has been read."""
     seq: int = 0
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any, cast
 
 import pytest
@@ -198,6 +198,35 @@ async def test_an_answer_that_is_here_as_a_whole_leaves_in_one_write(written: li
     assert answer.startswith(b"HTTP/1.1 200")
     assert b"[DONE]" in answer
     assert written == [answer]
+
+
+async def test_nothing_of_a_whole_answer_is_left_for_the_next_one_on_its_connection() -> None:
+    begun = asyncio.Event()
+
+    async def in_two_reads(asked: Asked) -> None:
+        answer = in_one_read(asked)
+        asked.writer.write(answer[:-200])
+        await begun.wait()
+        asked.writer.write(answer[-200:])
+
+    def answer(asked: Asked) -> Awaitable[None] | bytes:
+        return in_two_reads(asked) if b"slowly" in asked.body else in_one_read(asked)
+
+    async with (
+        raw_engine(answer) as engine,
+        running_gateway({"url": engine.url, "link": "off"}) as gateway,
+    ):
+        reader, writer = await connect(gateway)
+        async with asyncio.timeout(10):
+            writer.write(post("stream", stream=True))
+            whole = await reader.readuntil(b"0\r\n\r\n")
+            writer.write(post("stream", stream=True, said="slowly"))
+            first = await reader.readuntil(b"data: ")
+            begun.set()
+            rest = await reader.readuntil(b"0\r\n\r\n")
+        writer.close()
+    assert whole.count(b"HTTP/1.1 200") == (first + rest).count(b"HTTP/1.1 200") == 1
+    assert first.startswith(b"HTTP/1.1 200")
 
 
 async def test_the_head_of_a_stream_leaves_alone(gateway: RunningGateway, written: list[bytes]) -> None:

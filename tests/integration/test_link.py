@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import zmq.asyncio
 
 from support import scenarios
 from support.gateway import RunningGateway, eventually, running_gateway
-from support.replay_engine import Hold, ReplayEngine, Script, Send
+from support.replay_engine import ReplayEngine
 from support.transcripts import load
 from tokenflow_engine.control.endpoint import default_endpoint, link_secret
 from tokenflow_engine.control.owners import Confirmation, Delivery, Replaced, Update
@@ -374,33 +373,3 @@ async def test_the_engine_hears_of_a_readers_pause_and_of_nothing_it_knows(
             (reading,) = scheduler.readings(rid)
             assert (reading.paused, reading.consumed) == (True, 5.0)
             hold.set()
-
-
-async def test_the_engine_hears_that_nobody_reads_while_it_reasons(
-    gateway: RunningGateway, engine: ReplayEngine
-) -> None:
-    begins, ends = asyncio.Event(), asyncio.Event()
-    engine.scripts["reasons"] = Script(
-        steps=[
-            Send(delta(reasoning_content="hm")),
-            Hold(begins),
-            Send(delta(content="well")),
-            Hold(ends),
-            Send(b"data: [DONE]\n\n"),
-        ]
-    )
-    with plugin(engine) as scheduler:
-        await linked(gateway)
-        async with gateway.client.stream("POST", CHAT, json=asks("reasons")) as answer:
-            rid = answer.headers["x-tokenflow-stream"].partition(".")[0]
-            await eventually(lambda: bool(scheduler.opened()), "announced")
-            await eventually(lambda: [r.hidden for r in scheduler.readings(rid)][-1:] == [True], "it reasons")
-            begins.set()
-            await eventually(lambda: not scheduler.readings(rid)[-1].hidden, "it is read again")
-            ends.set()
-
-
-def delta(**fields: str) -> bytes:
-    """An event of a chat."""
-    choice = {"index": 0, "delta": fields, "finish_reason": None}
-    return b"data: " + json.dumps({"id": "a", "choices": [choice]}).encode() + b"\n\n"

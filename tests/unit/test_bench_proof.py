@@ -213,6 +213,13 @@ def test_the_machine_that_is_kept_is_of_a_round_in_the_middle(
     assert len(proof.machines_used({"tables": tables}, MACHINES)) == 3
 
 
+def test_a_set_up_whose_machine_is_not_known_is_left_out() -> None:
+    """A file of machines need not have all of them: what was measured is kept all the same."""
+    table = {"title": "load 1.2", "kv_tokens": 2048, "cases": {"case": [{}]}}
+    tables = [{**table, "setup": name} for name in ("tiny", "smollm2")]
+    assert proof.machines_used({"tables": tables}, {"laptop-tiny": TINY}) == [TINY]
+
+
 def test_a_machine_that_is_slower_is_not() -> None:
     slower = replace(TINY, step_base_s=2 * TINY.step_base_s, step_per_stream_s=2 * TINY.step_per_stream_s)
     found = validate(result(TINY), {"laptop-tiny": slower})

@@ -340,15 +340,17 @@ async def test_hurry_hands_everything_over() -> None:
         assert made.stream.delivered == 100
 
 
-async def test_news_of_the_reader_take_effect_at_once() -> None:
-    made = played(rate=0.5)
+async def test_news_of_the_reader_take_effect_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery_module, "_LOOK_AGAIN_S", 60.0)  # such a look would find them, too
+    made = played(rate=0.1)
     async with made.delivery:
         await made.put(count=100)
+        await asyncio.sleep(0)  # the writer waits for the reader, ten seconds for each token
         assert made.stream.on_reader_change is not None
         now = time.monotonic()
         made.stream.reader._estimator.report(at=now, position=None, rate=1000.0, paused=False, now=now)
         made.stream.on_reader_change()
-        async with asyncio.timeout(5):  # of three minutes
+        async with asyncio.timeout(5):
             await made.delivery.drained()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from tokenflow_engine.buffer import DEFAULT_RATE
 from tokenflow_engine.control.owners import Owner
 from tokenflow_engine.control.streams import StreamBook
@@ -25,21 +23,6 @@ def test_a_request_that_no_gateway_opened_is_read_by_a_machine():
     book.counted("a", 50)
     reader = book.reader("a", 1.0)
     assert (reader.machine, reader.buffered, reader.rate) == (True, 0.0, DEFAULT_RATE)
-
-
-def test_a_stream_whose_text_is_not_read_for_now_is_a_machines():
-    book = opened_book(weight=3.0)
-    book.arrived("a", now=0.0)
-    book.counted("a", 50)
-    for hidden in (True, False):
-        reading = Reading(
-            rid="a", at=2.0, consumed=48.0, rate=4.0, rate_low=3.0, rate_high=6.0, hidden=hidden
-        )
-        book.consumed(reading, owner=OWNER, now=2.0)
-        assert (book.reader("a", 2.0).machine, book.reader("a", 2.0).weight) == (hidden, 3.0)
-    book.consumed(msgspec.structs.replace(reading, hidden=True), owner=OWNER, now=2.0)
-    book.lost(OWNER, now=3.0)
-    assert not book.reader("a", 3.0).machine, "nobody says so any more"
 
 
 def test_a_reader_with_its_class_and_its_buffer():

@@ -10,6 +10,7 @@ import pytest
 
 from support.plans import NOW, Row, check, names, view_of
 from tokenflow_bench.costs import MACHINES
+from tokenflow_bench.views import IdleCopies
 from tokenflow_engine.policy.base import EngineView, Phase, Place, Plan, Reason
 from tokenflow_engine.policy.registry import policy_named
 
@@ -473,6 +474,19 @@ def test_a_very_long_load_queue_makes_recomputing_faster() -> None:
     assert plan_of(view).load == [(20, Place.LOAD)]
     assert plan_of(_with_load_queue(view, 0.2)).load == []
     assert plan_of(_with_load_queue(view, 5.0)).load == [(20, Place.RECOMPUTE)]
+
+
+def test_who_is_left_in_host_memory_that_orders_do_without_comes_back_at_once() -> None:
+    """What a prefill takes at the least is no queue of loads."""
+
+    class Without(IdleCopies):
+        def load_s(self, tokens: float) -> float:
+            return self.prefill_s(tokens)
+
+    slow = replace(MACHINES["4090"], prefill_base_s=0.06)
+    away = [Row(phase=OFFLOADED, generated=200, buffered=1.0, since=5.0)] * 6
+    view = view_of(*[ahead(60)] * 20, *away, free=6000, costs=Without(slow), host_free=0)
+    assert [row for row, _ in plan_of(view).load] == [20, 21, 22, 23, 24, 25]
 
 
 def test_unknown_names_and_options_are_refused() -> None:

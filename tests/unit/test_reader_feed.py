@@ -124,22 +124,6 @@ def linked() -> Engine:
     return engine
 
 
-def test_the_engine_is_told_of_text_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    link = Link(monkeypatch)
-    link.report(500, paused=False, seq=0)
-    link.look()
-    assert not link.buffer.hidden
-    link.stream.reader.hidden()
-    link.look()
-    assert link.buffer.hidden
-    before = link.sent
-    link.look()
-    assert link.sent == before, "once"
-    link.stream.reader.content("word ")
-    link.look()
-    assert not link.buffer.hidden
-
-
 class Link:
     """Drops messages or holds them back until later ones have come; the engine's buffer is behind it.
 

@@ -112,23 +112,6 @@ def test_reasoning_takes_no_time_and_counts_as_read() -> None:
     assert made.consumed_tokens(estimate) == 3.0
 
 
-def test_nothing_is_read_while_the_engine_reasons_and_all_text_before_was_read() -> None:
-    made = track("a b", declared_rate=1.0)
-    assert not made.reads_nothing(made.estimate(0.5))
-    made.hidden()
-    assert not made.reads_nothing(made.estimate(1.0)), "text before the reasoning is still being read"
-    assert made.reads_nothing(made.estimate(2.0))
-    made.content(" c")
-    assert not made.reads_nothing(made.estimate(9.0))
-
-
-def test_an_answer_that_begins_with_reasoning_has_no_reader_until_its_first_text() -> None:
-    made = track("", declared_rate=1.0)
-    assert not made.reads_nothing(made.estimate(1.0)), "nothing has come: somebody waits for the first token"
-    made.hidden()
-    assert made.reads_nothing(made.estimate(1.0))
-
-
 def test_the_model_learns_the_script_of_the_text() -> None:
     latin, wide = track("word " * 40), track("巴黎 " * 40)
     assert latin.estimate(0.0).source == wide.estimate(0.0).source == "model"

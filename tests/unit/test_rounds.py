@@ -39,6 +39,12 @@ async def test_others_have_a_turn_before_each_part() -> None:
     assert len(set(seen)) == 5
 
 
+async def test_who_comes_before_the_first_part_need_not_wait_for_another_round() -> None:
+    things: list[int] = []
+    asyncio.get_running_loop().call_soon(things.append, 1)
+    assert [part async for part in one_round(things, within_s=0.0)] == [[1]]
+
+
 class Clock:
     """In the place of the event loop's: time passes in sleep, and where a test says so."""
 

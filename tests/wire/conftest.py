@@ -19,7 +19,8 @@ def small_heap() -> None:
 @pytest.fixture(autouse=True)
 def patient_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """No engine is taken for gone because this machine is busy."""
-    monkeypatch.setattr("tokenflow_gateway.engines.probe.PROBE_TIMEOUT_S", 30.0)
+    for module in ("engines.probe", "app"):  # of the whole probe, and of each of its steps
+        monkeypatch.setattr(f"tokenflow_gateway.{module}.PROBE_TIMEOUT_S", 30.0)
 
 
 @pytest.fixture(autouse=True)

@@ -108,10 +108,14 @@ def main(
 
 
 def machines_used(document: Mapping[str, Any], known: Mapping[str, Machine]) -> list[Machine]:
-    """What was simulated on: one for each round, or one for each set-up where those of a file were used."""
+    """What was simulated on: one for each round, or one for each set-up where those of a file were used.
+
+    None of a set-up whose machine, ``laptop-SETUP``, is not known.
+    """
     found = [
         machine
         for table in document["tables"]
+        if f"laptop-{table['setup']}" in known
         for machine in machines_of(table, known[f"laptop-{table['setup']}"])
         if machine is not None
     ]

@@ -327,7 +327,7 @@ class StreamBook:
             rate_low=low / parts,
             rate_high=high / parts,
             paused=stream.buffer.paused,
-            machine=opening.reader == "machine" or stream.buffer.hidden,
+            machine=opening.reader == "machine",
             weight=opening.weight,
             ttft_s=opening.ttft_s,
             lead_cap_s=math.inf if opening.lead_cap_s is None else opening.lead_cap_s,

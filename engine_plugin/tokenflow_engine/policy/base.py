@@ -95,7 +95,7 @@ class Costs(Protocol):
         ...
 
     def load_s(self, tokens: float) -> float:
-        """From host to device, behind what is queued now."""
+        """From host to device, behind what is queued now; without host memory, what a prefill takes."""
         ...
 
     def evict_s(self, tokens: float) -> float:
@@ -152,8 +152,7 @@ class EngineView:
     rate_high: Floats
     paused: Bools
     machine: Bools
-    """Nobody reads it at human speed: agents and tools take what they get. And for now, whatever its reader,
-    while what it generates is not to be read: reasoning, tool calls."""
+    """Nobody reads it at human speed: agents and tools take what they get."""
     weight: Floats
     """Of its SLA class, 1 by default."""
     ttft_target: Floats

@@ -393,7 +393,8 @@ class Planning:
         return True
 
     def _is_load(self, row: int, place: Place) -> bool:
-        return place is Place.LOAD and self.view.phase.item(row) == _OFFLOADED
+        is_known = self.load != self.prefill  # else orders do without host memory, and its link is not seen
+        return is_known and place is Place.LOAD and self.view.phase.item(row) == _OFFLOADED
 
     def _keep_free_for(self, row: int, late_s: float) -> bool:
         """Keep what is free for who was refused and is `hold_s` late: small ones would take it for ever."""

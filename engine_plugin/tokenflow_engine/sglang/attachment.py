@@ -229,8 +229,8 @@ class Attachment:
     def _consumed(self, message: Consumption, owner: Owner, now: float) -> None:
         """Readings carry wall-clock times; the book has one clock, the monotonic one.
 
-        A plan depends on those that say something unexpected: a pause, text that nobody reads, or a position
-        that is not near where the reader was thought to be.
+        A plan depends on those that say something unexpected: a pause, or a position that is not near where
+        the reader was thought to be.
         """
         ahead_s = time.time() - now
         for reading in message.readings:
@@ -240,8 +240,7 @@ class Attachment:
             self._book.consumed(here, owner=owner, now=now)
             after = self._book.reader(here.rid, now)
             moved_s = abs(after.buffered - before.buffered) / max(after.rate, 1e-6)
-            is_other = (after.paused, after.machine) != (before.paused, before.machine)
-            if is_other or moved_s > _UNEXPECTED_S:
+            if after.paused != before.paused or moved_s > _UNEXPECTED_S:
                 self._planner.note()
 
     def _abort_again(self, now: float) -> list[str]:

@@ -37,11 +37,11 @@ def departs(copy: VirtualBuffer, reading: Reading, *, now: float) -> bool:
     """Whether the engine must hear of `reading`.
 
     It must if its own position would be off by more than a token and by more than 50 ms of reading, or its
-    rate by a twentieth, or if it is wrong about a pause, or about whether the text is read at all.
+    rate by a twentieth, or if it is wrong about a pause.
     """
     off = abs(copy.consumed_at(now) - reading.consumed)
     return (
-        (copy.paused, copy.hidden) != (reading.paused, reading.hidden)
+        copy.paused != reading.paused
         or off > max(_TOKENS_OFF, _SECONDS_OFF * reading.rate)
         or abs(copy.rate - reading.rate) > _RATE_OFF * reading.rate
     )
@@ -149,6 +149,5 @@ class ReaderFeed:
             rate_low=estimate.rate_low,
             rate_high=estimate.rate_high,
             paused=estimate.state == "paused",
-            hidden=stream.reader.reads_nothing(estimate),
             seq=next(self._numbers),
         )

@@ -15,13 +15,20 @@ _Thing = TypeVar("_Thing")
 
 
 async def one_round(things: Iterable[_Thing], *, within_s: float) -> AsyncIterator[list[_Thing]]:
-    """What there is now, `AT_A_TIME` or fewer together, evenly over `within_s`, which it takes in any case.
+    """All there is, `AT_A_TIME` or fewer together, evenly over `within_s`, which it takes in any case.
 
-    One that is late catches up, with a turn of the event loop for everybody else in between.
+    What comes before the first part is looked at, too; what comes later, in the next round. A round that is
+    late catches up, with a turn of the event loop for everybody else in between.
     """
     loop = asyncio.get_running_loop()
-    begun, waiting = loop.time(), list(things)
-    parts = max(1, -(-len(waiting) // AT_A_TIME))
+    begun = loop.time()
+    await asyncio.sleep(within_s / _parts(len(list(things))))
+    waiting = list(things)
+    parts = _parts(len(waiting))
     for part in range(parts):
         await asyncio.sleep(max(0.0, begun + within_s * (part + 1) / parts - loop.time()))
         yield waiting[part::parts]
+
+
+def _parts(count: int) -> int:
+    return max(1, -(-count // AT_A_TIME))

@@ -47,7 +47,6 @@ class ReaderTrack:
         "_events",
         "_habit",
         "_hidden_tokens",
-        "_is_hidden",
         "_last_seq",
         "_look_again_tokens",
         "_max_rate",
@@ -97,7 +96,6 @@ class ReaderTrack:
         self._events = 0
         self._tokens_until: array[int] | None = None  # by content event; None while each was one token
         self._hidden_tokens = 0
-        self._is_hidden = False
         self._last_seq = -1
         self._look_again_tokens = _FIRST_LOOK_TOKENS
         self.reported: float | None = None
@@ -120,7 +118,6 @@ class ReaderTrack:
         Without tokens of its own the text belongs to the token before it, or is the first one.
         """
         before = self.shape.chars
-        self._is_hidden = False
         if not tokens and not self._chars_until:
             tokens = 1
         self.shape.add(text, tokens=tokens)
@@ -139,7 +136,6 @@ class ReaderTrack:
     def hidden(self, tokens: int = 1) -> None:
         """An event with tokens that nobody reads has come: reasoning, tool calls."""
         self._hidden_tokens += tokens
-        self._is_hidden = True
 
     def delivered(self, tokens: int, now: float) -> None:
         """The client has been handed the first `tokens` readable tokens."""
@@ -163,10 +159,6 @@ class ReaderTrack:
     def consumed_tokens(self, estimate: Estimate) -> float:
         """The position in the engine's tokens: those that nobody reads count as read."""
         return self._hidden_tokens + estimate.consumed
-
-    def reads_nothing(self, estimate: Estimate) -> bool:
-        """All text has been read, and what comes now is not for the reader."""
-        return self._is_hidden and estimate.consumed >= self.shape.tokens
 
     def admit_request(self, now: float) -> None:
         """Count one request with reports. Raises `TooManyReports`."""

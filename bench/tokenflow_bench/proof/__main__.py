@@ -132,6 +132,8 @@ def keep_machines(document: Mapping[str, Any], known: Mapping[str, Machine]) -> 
             middle = found[len(found) // 2]
             source = f"make proof: {middle.name}; {tables['tables'][0]['cores']}"
             entries.append(toml_entry(replace(middle, name=f"laptop-{setup}", source=source)))
+    if not entries:
+        return
     _MACHINES.parent.mkdir(parents=True, exist_ok=True)
     _MACHINES.write_text("\n".join(entries))
     _say(f"kept {_MACHINES.relative_to(_ROOT)}")

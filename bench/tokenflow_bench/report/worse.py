@@ -30,7 +30,7 @@ WHY_WORSE = (
     "of newcomers (compare `adaptive-reports`).",
     "Classes: the light ones wait for the heavy ones, and TTFT P99 is theirs.",
     "h200-gamma at load 1.5: memory is large for its link to the host. Streams that are due at one time wait "
-    "for each other's loads, and one in ten for more than its reader's lead; the mean wait is half of stock's.",
+    "for each other's loads, one in ten for longer than its lead lasts; the mean wait is half of stock's.",
 )
 
 

@@ -74,8 +74,11 @@ def test_a_grammar_is_never_preempted_and_counted_where_it_stands_in_the_way(pre
         Ask(f"{i} says " + "import os " * 60, 110, sampling=grammar) if i in fixed else ask
         for i, ask in enumerate(asks(REQUESTS, seed=9))
     ]
-    expected, found, after = run_twice(pressed, seed=9, wanted=wanted, fixed=fixed)
-    assert_equal(expected, found)
+    for seed in (9, 10, 11):  # whether one of them stands in the way is chance
+        expected, found, after = run_twice(pressed, seed=seed, wanted=wanted, fixed=fixed)
+        assert_equal(expected, found)
+        if "fixed_grammar" in after.preemptions:
+            break
     assert after.preemptions["fixed_grammar"] > 0
 
 

@@ -16,7 +16,7 @@ from tokenflow_gateway.readers.rounds import AT_A_TIME, one_round
 @given(st.integers(0, 10 * AT_A_TIME))
 def test_everything_comes_once_and_a_few_at_a_time(count: int) -> None:
     async def parts() -> list[list[int]]:
-        return [part async for part in one_round(range(count), within_s=0.0)]
+        return [list(part) async for part in one_round(range(count), within_s=0.0)]
 
     found = asyncio.run(parts())
     assert sorted(thing for part in found for thing in part) == list(range(count))
@@ -42,7 +42,23 @@ async def test_others_have_a_turn_before_each_part() -> None:
 async def test_who_comes_before_the_first_part_need_not_wait_for_another_round() -> None:
     things: list[int] = []
     asyncio.get_running_loop().call_soon(things.append, 1)
-    assert [part async for part in one_round(things, within_s=0.0)] == [[1]]
+    assert [list(part) async for part in one_round(things, within_s=0.0)] == [[1]]
+
+
+async def test_who_is_cancelled_keeps_nothing() -> None:
+    """Its frames may live on with the exception, and with them all streams that they know of."""
+    kept: list[list[int]] = []
+
+    async def look() -> None:
+        async for part in one_round(range(2 * AT_A_TIME), within_s=1e-3):
+            kept.append(part)
+            await asyncio.sleep(0)
+            if len(kept) == 1:
+                asyncio.current_task().cancel()  # type: ignore[union-attr]
+
+    with pytest.raises(asyncio.CancelledError):
+        await look()
+    assert kept == [[]]
 
 
 class Clock:

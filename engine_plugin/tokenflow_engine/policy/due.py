@@ -17,6 +17,7 @@ Key = TypeVar("Key")
 
 _OFFLOADED, _PARKED, _RUNNING = (int(phase) for phase in (Phase.OFFLOADED, Phase.PARKED, Phase.RUNNING))
 _PATIENCE_S = Options().patience_s
+"""Within which `adaptive` brings a machine's stream back, by default; taken for other policies, too."""
 _PAUSED_S = 1e6
 """Later than any reader who reads, for who has paused; and by as much as it has been away already."""
 _SOON_S = 3.0

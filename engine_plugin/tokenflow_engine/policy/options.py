@@ -27,7 +27,7 @@ class Options:
     margin_s: float = 0.75
     """A stream is brought back this long before its reader runs dry (and its return has to be paid)."""
     late_s: float = 0.5
-    """While loads start later than that by this much, because the link is busy, newcomers wait."""
+    """While loads start later than that by this much, as the link is busy, newcomers wait, however long."""
     ahead_s: float = 0.5
     """A victim's reader has at least this much left to read when the victim could be back."""
     ahead_new_s: float = 1.1

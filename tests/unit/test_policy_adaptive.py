@@ -156,6 +156,18 @@ def test_idle_memory_is_given_to_who_is_away() -> None:
     assert plan.reasons[1] == Reason.RESUMED
 
 
+def test_of_who_is_not_due_the_one_with_most_to_generate_comes_back_first() -> None:
+    """It is the one for which all would wait at the end."""
+    old, young = (
+        Row(phase=OFFLOADED, generated=tokens, buffered=buffered, rate=1.0, context=300)
+        for tokens, buffered in ((400, 90), (100, 95))
+    )
+    paused = replace_row(young, paused=True)
+    for others, first in ([old, young], 2), ([young, old], 1), ([paused, old], 2):
+        plan = plan_of(view_of(ahead(20), *others, free=600))
+        assert plan.load == [(first, Place.LOAD)]
+
+
 def test_memory_for_the_next_steps_comes_first() -> None:
     plan = plan_of(view_of(ahead(0.5), ahead(0.2), ahead(0.3), free=0))
     assert plan.evict == [0]
@@ -223,6 +235,20 @@ def test_streams_far_ahead_are_parked_when_steps_are_too_long_for_a_reader() -> 
     assert plan.evict == []
     assert 20 not in plan.park
     assert plan_of(view_of(*rows, machine=slow, free=4_096)).park == [], "nobody is tight"
+
+
+def test_who_was_parked_for_shorter_steps_stays_parked_while_they_are_needed() -> None:
+    slow = MACHINES["laptop-smollm2"]
+    parked = [Row(phase=PARKED, generated=200, rate=3.0, buffered=30, context=160)] * 3
+    others = [Row(phase=RUNNING, generated=200, rate=2.0, buffered=10, context=160)] * 3
+
+    def resumed(rate: float, buffered: float) -> list[int]:
+        fast = Row(phase=RUNNING, generated=200, rate=rate, buffered=buffered, context=160)
+        return plan_of(view_of(*parked, *others, fast, machine=slow, free=4_096)).resume
+
+    assert resumed(11.0, 1.0) == []
+    assert resumed(11.0, 20.0) == [0, 1, 2], "it has text"
+    assert resumed(10.0, 1.0) == [0], "a step of five streams is short enough for it"
 
 
 def test_while_newcomers_are_refused_only_who_is_very_far_ahead_is_parked() -> None:

@@ -20,7 +20,7 @@ from tokenflow_engine.policy.rows import ascending, heaviest_first, lowest
 from tokenflow_engine.policy.slack import Line, expected_remaining, slacks, urgencies
 
 RUNNING, WAITING, OFFLOADED, PARKED = Phase.RUNNING, Phase.WAITING, Phase.OFFLOADED, Phase.PARKED
-GATE = Gate(efficiency=0.9, keep_s=0.0, paused_share=0.5)
+GATE = Gate(efficiency=0.9, keep_s=0.0, paused_share=0.5, yields_s=20.0)
 
 
 def test_slack_is_seconds_until_the_reader_would_notice() -> None:
@@ -120,7 +120,7 @@ def _gate(count: int, newcomers: int, *, rate: float, buffered: float = 0.0, **g
     rows += [Row(phase=WAITING, rate=rate, context=100, waited=0, max_output=3000) for _ in range(newcomers)]
     view = view_of(*rows, kv_tokens=41_408, free=0, mean_output=4000.0)
     remaining = np.full(len(view), 2000.0)
-    values = {"efficiency": 0.9, "keep_s": 0.0, "paused_share": 0.5} | gate
+    values = {"efficiency": 0.9, "keep_s": 0.0, "paused_share": 0.5, "yields_s": 20.0} | gate
     order = np.arange(count, count + newcomers)
     passing = Gate(**values).passing(
         view, view.generated > 0, order, remaining=remaining, prefill=Line(0.0, 1e-6)
@@ -151,6 +151,33 @@ def test_the_gate_keeps_leads_for_the_turns_of_others() -> None:
 
 def test_a_reader_faster_than_the_engine_does_not_shut_the_gate() -> None:
     assert _gate(1, 1, rate=1000.0) == 1
+
+
+def _passing_beside(*rows: Row) -> list[int]:
+    """On an engine with eight places, on which a stream gets 9 tokens a second in a full batch."""
+    view = view_of(*rows, machine=MACHINES["laptop-smollm2"], kv_tokens=1056, free=0, mean_output=120.0)
+    inside = view.phase == RUNNING
+    remaining = np.full(len(view), 100.0)
+    return GATE.passing(view, inside, np.flatnonzero(~inside), remaining=remaining, prefill=Line(0.05, 0.002))
+
+
+def test_beside_a_fast_reader_the_batch_has_to_be_small() -> None:
+    newcomers = [Row(phase=WAITING, context=70, rate=2.0, waited=1.0)] * 12
+
+    def passing(rate: float, **reader: int) -> int:
+        return len(_passing_beside(Row(phase=RUNNING, context=80, rate=rate, **reader), *newcomers))
+
+    assert passing(12.0) < passing(10.0) < passing(9.0) == passing(5.0)
+    assert passing(12.0, generated=500, buffered=400) > passing(9.0), "it has all it needs for now"
+    assert passing(500.0) > passing(13.0), "not for one whom no such batch is fast enough for"
+
+
+def test_a_newcomer_too_fast_for_a_full_batch_lets_others_go_first_for_a_while() -> None:
+    reader = Row(phase=RUNNING, context=80, rate=4.0)
+    others = [Row(phase=WAITING, context=70, rate=4.0, waited=0.5)] * 2
+    fast, patient = (Row(phase=WAITING, context=70, rate=11.0, waited=waited) for waited in (1.0, 21.0))
+    assert _passing_beside(reader, fast, *others) == [2, 3, 1]
+    assert _passing_beside(reader, patient, *others) == [1, 2, 3]
 
 
 def test_a_prompt_longer_than_a_horizon_can_still_come_in() -> None:

@@ -23,10 +23,11 @@ class Adaptive:
     but those that came in as late and have not had their `stay_s`: it waits at most `starving_s + stay_s *
     (number of starving ones before it)` beyond the time the engine needs to bring it back, if all that run
     may be parked; those that may not have to end first. A newcomer waits until the demand of those before it
-    in its own and heavier classes has gone down; once it is `hold_s` late, what those inside leave is kept
-    for it. With no reader's stream inside it always gets in. For a lead of others it waits until it is
-    `hold_s` late, at most; and while loads of its class, or a heavier one, are late on a busy link. A machine
-    waits as long as a started stream, and `patience_s`.
+    in its own and heavier classes has gone down, and one who reads faster than a full batch writes lets
+    others go first for `yields_s`; once it is `hold_s` late, what those inside leave is kept for it. With no
+    reader's stream inside it always gets in. For a lead of others it waits until it is `hold_s` late, at
+    most; and while loads of its class, or a heavier one, are late on a busy link. A machine waits as long as
+    a started stream, and `patience_s`.
     """
 
     name = "adaptive"

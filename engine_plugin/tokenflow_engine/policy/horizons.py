@@ -1,8 +1,9 @@
 """Admission by demand within horizons: whether a newcomer can come in without a reader running dry.
 
 For each horizon, the work that is due by then (tokens beyond each reader's lead, and prefills) must fit into
-the time there is, at the batch size that memory allows with contexts as they will be half-way. A gate on the
-sum of rates sees neither leads nor remaining lengths; no gate at all costs stalls of many seconds.
+the time there is, at the batch size that memory allows with contexts as they will be half-way, and in which a
+stream is as fast as the fastest of the readers needs it. A gate on the sum of rates sees neither leads nor
+remaining lengths; no gate at all costs stalls of many seconds.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ they do."""
 _HORIZONS = HORIZONS_S.tolist()
 _HALVES_S = HORIZONS_S[:, None] / 2
 _scratch = local()
-_COMPANY = 8
-"""So many always fit: no reader is promised more than it would get in such a batch, however fast it reads."""
+_NARROWEST = 0.6
+"""Of what a full batch makes, the least that one makes which is kept small for a fast reader. Whoever reads
+faster than such a small one writes is promised only what a full one gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +36,14 @@ class Gate:
 
     `efficiency`: share of the modelled capacity that may be promised. `paused_share`: share of its rate that
     a paused reader is counted with, because it comes back. `keep_s`: how long one turn in memory lasts.
-    Readers must still have a lead for the turns of others at each horizon at which there are any.
+    Readers must still have a lead for the turns of others at each horizon at which there are any. `yields_s`:
+    so long after it came, who reads faster than a full batch writes lets others go first.
     """
 
     efficiency: float
     keep_s: float
     paused_share: float
+    yields_s: float
 
     def passing(
         self, view: EngineView, inside: Bools, order: Ints, *, remaining: Floats, prefill: Line
@@ -50,10 +54,12 @@ class Gate:
         first, and what the light ones were promised does not hold back a heavier newcomer.
         """
         rows = np.concatenate([np.flatnonzero(inside), order])
-        mean_context = float(view.context.take(rows).sum()) / len(rows)
-        company = min(_COMPANY, self._places(view, mean_context))
-        most = 0.9 * self.efficiency / view.costs.decode_s(company, company * mean_context)
-        rate = np.minimum(view.rate, most)
+        halfway = float((view.context.take(rows) + remaining.take(rows) / 2).mean())
+        rate, full_s = self._promised(view, halfway)
+        yields = rate.take(order) * full_s > 1.0
+        yields &= view.now - view.arrived.take(order) < self.yields_s
+        order = order[yields.argsort(kind="stable")]
+        rows[len(rows) - len(order) :] = order
         rate[view.paused] *= self.paused_share
         demand = _demand(
             view,
@@ -76,12 +82,26 @@ class Gate:
         rows_passed: list[int] = rows[passed].tolist()
         return rows_passed
 
+    def _promised(self, view: EngineView, mean_context: float) -> tuple[Floats, float]:
+        """The rate that each row is counted with, and a step of a full batch.
+
+        With b of its B streams a batch makes a share of what a full one makes: b / (base + b slope), of
+        B / (base + B slope). Solved for b / B where that share is `_NARROWEST`.
+        """
+        places = self._places(view, mean_context)
+        full_s, base_s = view.costs.decode_s(places, places * mean_context), view.costs.decode_s(0, 0.0)
+        narrowest = _NARROWEST * base_s / (full_s - _NARROWEST * (full_s - base_s))
+        shortest_s = base_s + narrowest * (full_s - base_s)
+        return np.where(view.rate * shortest_s > 1.0, np.minimum(view.rate, 1.0 / full_s), view.rate), full_s
+
     def _largest(self, view: EngineView, demand: Floats, counted: Floats, candidates: Ints) -> int:
         """How many of `candidates`, from the first, fit in all horizons on top of those `counted`."""
         sums = np.empty((*demand.shape[:2], len(candidates) + 1))
-        np.matmul(demand, counted, out=sums[:, :, 0])
         sums[:, :, 1:] = demand.take(candidates, axis=2)
-        sums.cumsum(axis=2, out=sums)
+        np.matmul(demand[:-1], counted, out=sums[:-1, :, 0])
+        sums[:-1].cumsum(axis=2, out=sums[:-1])
+        sums[-1, :, 0] = (demand[-1] * counted).max(axis=1)
+        np.maximum.accumulate(sums[-1], axis=1, out=sums[-1])
         streams = int(counted.sum())
         low, high = 0, len(candidates)
         while low < high:
@@ -93,12 +113,15 @@ class Gate:
         return low
 
     def _fits(self, view: EngineView, sums: Floats, streams: int) -> bool:
-        """`sums`: of the demand of so many streams, within each horizon."""
-        for due, weighted, prefill_s, horizon in zip(*sums.tolist(), _HORIZONS, strict=True):
+        """`sums`: of the demand of so many streams, within each horizon; of their paces, the fastest."""
+        for due, weighted, prefill_s, pace, horizon in zip(*sums.tolist(), _HORIZONS, strict=True):
             needed_s = prefill_s
             if due > 0.0:
                 mean_context = max(weighted / due, 1.0) + view.page_tokens / 2
                 places = self._places(view, mean_context)
+                full_s = view.costs.decode_s(places, places * mean_context)
+                if full_s * pace > 1.0:
+                    places = self._narrowed(view, places, full_s, pace)
                 batch = min(streams, places)
                 if streams > places:
                     needed_s += due * view.costs.turn_s / batch
@@ -112,6 +135,14 @@ class Gate:
         """Streams that can be in the batch at one time."""
         return max(int(min(view.max_running, view.kv_tokens / mean_context)), 1)
 
+    @staticmethod
+    def _narrowed(view: EngineView, places: int, full_s: float, pace: float) -> int:
+        """Of so many places, in all of which a step takes `full_s`, those in which it takes 1 / `pace`."""
+        base_s = view.costs.decode_s(0, 0.0)
+        if base_s * pace >= 1.0:
+            return places
+        return max(int(places * (1.0 / pace - base_s) / (full_s - base_s)), 1)
+
 
 def _demand(
     view: EngineView,
@@ -123,13 +154,14 @@ def _demand(
     keep_s: float,
     streams: int,
 ) -> Floats:
-    """Within each horizon (second axis), of each row (third axis), three things.
+    """Within each horizon (second axis), of each row (third axis), four things.
 
     Tokens to be generated, so that its reader does not run dry. Its context half-way, times those tokens:
-    summed and divided by the tokens, the mean that memory must hold. And seconds of prefill.
+    summed and divided by the tokens, the mean that memory must hold. Seconds of prefill. And its pace: tokens
+    a second with which it gets those.
     """
     planes = _planes(len(rows))
-    tokens, context, prefill_s = planes
+    tokens, context, prefill_s, pace = planes
     prefill_s[:] = 0.0
     left, rates = remaining.take(rows), rate.take(rows)
     np.multiply(_HALVES_S, rates, out=context)
@@ -138,11 +170,13 @@ def _demand(
     # Contexts grow: streams that all fit when they are let in take turns later on.
     turns = streams / np.minimum(view.kv_tokens / context.mean(axis=1), view.max_running) - 1.0
     keep = np.where(turns > 0, keep_s * np.maximum(turns, 1.0), 0.0)
-    np.multiply((HORIZONS_S + keep)[:, None], rates, out=tokens)
+    within_s = (HORIZONS_S + keep)[:, None]
+    np.multiply(within_s, rates, out=tokens)
     tokens -= view.buffered.take(rows)
     np.minimum(tokens, left, out=tokens)
     np.maximum(tokens, 0.0, out=tokens)
     context *= tokens
+    np.divide(tokens, within_s, out=pace)
     missing = view.prefill.take(rows)
     to_prefill = np.flatnonzero(missing)
     seconds = prefill.of(missing[to_prefill])
@@ -152,12 +186,12 @@ def _demand(
 
 
 def _planes(rows: int) -> Floats:
-    """Three times one number for each horizon and row, until the next call in this thread.
+    """Four times one number for each horizon and row, until the next call in this thread.
 
     Fresh memory of this size comes from the kernel page by page, which takes longer than all the sums.
     """
-    size = 3 * len(_HORIZONS) * rows
+    size = 4 * len(_HORIZONS) * rows
     room: Floats | None = getattr(_scratch, "room", None)
     if room is None or len(room) < size:
         room = _scratch.room = np.empty(2 * size)
-    return room[:size].reshape(3, len(_HORIZONS), rows)
+    return room[:size].reshape(4, len(_HORIZONS), rows)

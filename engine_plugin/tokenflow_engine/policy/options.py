@@ -13,7 +13,7 @@ _INFINITY = float("inf")
 class Options:
     """Defaults were chosen in simulation; see `tokenflow sim`."""
 
-    efficiency: float = 0.88
+    efficiency: float = 0.89
     """Share of the modelled capacity that is promised to readers."""
     keep_s: float = 1.1
     """One turn in memory: readers are to have a lead for those of others until theirs comes again."""
@@ -22,6 +22,9 @@ class Options:
     large for it, and streams come back earlier where many are needed at one time."""
     paused_share: float = 0.25
     """Of a paused reader's rate, what is kept for its return."""
+    yields_s: float = 10.0
+    """A newcomer who reads faster than a full batch writes lets others go first for so long: beside it the
+    batch has to be small."""
     tail: float = 0.25
     """A stream is expected to run on for at least this share of what it has generated."""
     margin_s: float = 0.75
@@ -54,7 +57,7 @@ class Options:
     """Below this slack a running reader is tight: streams far ahead are parked to make steps shorter."""
     calm_s: float = 1.2
     """Above this slack a running stream may be parked to make steps shorter."""
-    calm_refusing_s: float = 5.0
+    calm_refusing_s: float = 4.0
     """The same while newcomers are refused: a smaller batch makes fewer tokens, and they wait for those."""
     catch_up_s: float = 8.0
     """A shorter step must not cost what is read within this time: a smaller batch makes fewer tokens."""
@@ -71,7 +74,7 @@ class Options:
     """Newcomers as late as this no longer wait for it, and memory is kept free for them."""
     no_lead_share: float = 0.75
     """Of what a stream gets with all in one batch, what a reader takes who never gets a lead worth a wait."""
-    refill_s: float = 0.5
+    refill_s: float = 0.25
     """Streams that are not urgent come back only if the batch could grow for this long afterwards."""
     ample: float = 0.3
     """With nobody outside, and this share of the pool free, the engine is left alone."""

@@ -169,6 +169,7 @@ class Planning:
             efficiency=options.efficiency,
             keep_s=max(options.keep_s, self._load_s * view.kv_tokens),
             paused_share=options.paused_share,
+            yields_s=options.yields_s,
         )
         passing = gate.passing(view, inside, order, remaining=self.remaining, prefill=self.prefill)
         self.overload = len(passing) < len(order)
@@ -267,27 +268,35 @@ class Planning:
         tight = self.running & ~view.paused & ~view.machine & (self.slack < options.tight_s)
         if not tight.any():
             return
-        context, half = self.context, self.batch // 2
-        attainable = 1.0 / view.costs.decode_s(max(half, 1), context / 2)
+        half = self.batch // 2
+        attainable = 1.0 / view.costs.decode_s(max(half, 1), self.context / 2)
         rates = view.rate[tight & (view.rate <= attainable)]
         if not len(rates):
             return
-        target_s = 0.9 / float(rates.max())
-        if self.step_s <= target_s:
+        self.target_s = max(0.9 / float(rates.max()), self._least_step_s())
+        if self.step_s <= self.target_s:
             return
         calm_s = options.calm_refusing_s if self.overload else options.calm_s
         ahead = self.running & (self.slack > calm_s) & self._may_go()
-        batch, demand = self.batch, self._demand()
         for row in lowest(-self.slack, np.flatnonzero(ahead), half).tolist():
-            fewer, less = batch - 1, context - view.context.item(row)
-            too_few = options.efficiency * fewer < demand * view.costs.decode_s(fewer, less)
-            if too_few or view.costs.decode_s(batch, context) <= target_s:
+            if self._next_step_s() <= self.target_s:
                 break
-            self.target_s = target_s
             if not self.draft.taken(row):
                 self.draft.park(row, why_gone(view, row))
-                batch, context = fewer, less
         self._again_in(options.poll_s)
+
+    def _next_step_s(self, more: int = 0) -> float:
+        """The next step, of the batch as the draft has it and so many `more` of the mean context."""
+        batch = self.view.max_running - self.draft.places + more
+        return self.view.costs.decode_s(batch, batch * self.context / self.batch)
+
+    def _least_step_s(self) -> float:
+        """A step of the smallest batch that makes what all are to read; infinity if this one does not."""
+        base_s, demand = self.view.costs.decode_s(0, 0.0), self._demand()
+        a_stream_s = (self.step_s - base_s) / self.batch
+        spare = self.options.efficiency - demand * a_stream_s
+        least = demand * base_s / spare if spare > 0 else _INFINITY
+        return base_s + least * a_stream_s if least <= self.batch else _INFINITY
 
     def _demand(self) -> float:
         """Tokens a second that started streams must get, if no reader is to run dry within `catch_up_s`."""
@@ -301,17 +310,23 @@ class Planning:
         return rows
 
     def _refill(self) -> None:
-        """What is left goes to who is outside and started, soonest due first: idle memory serves nobody."""
+        """What is left goes to who is outside and started: idle memory serves nobody.
+
+        Of those that are not due yet, who is expected to run longest comes first, so that few are left at the
+        end to run in small batches (LEPT: R. Weber, Scheduling jobs with stochastic processing requirements
+        on parallel machines to minimize makespan or flowtime, 1982). Readers who have paused come last.
+        """
         view, options = self.view, self.options
         out = self.outside & (self.started | view.machine)
         if not out.any():
             return
         growth = self.batch / max(self.step_s, 1e-6) * options.refill_s
-        is_slow, is_short = self.step_s > self.target_s, False
-        for row in self._first(out):
+        is_short = False
+        keys = np.where(view.paused, _INFINITY, -self.remaining)
+        for row in lowest(keys, np.flatnonzero(out), options.most).tolist():
             if self.draft.taken(row):
                 continue
-            if self.capped[row] or (is_slow and view.phase.item(row) == _PARKED):
+            if self.capped[row] or (self.target_s < _INFINITY and self._next_step_s(1) > self.target_s):
                 continue
             if is_short and view.phase.item(row) != _PARKED:
                 continue

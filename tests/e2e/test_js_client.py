@@ -19,6 +19,8 @@ pytestmark = pytest.mark.e2e
 CLIENT = Path(__file__).resolve().parents[2] / "clients" / "js"
 VENDOR = CLIENT.parents[1] / "examples" / "web-chat" / "vendor"
 SDKS = ("openai", "ai-sdk", "plain")
+PACE = 40
+"""Tokens a second: of the server, and of who reads."""
 SCRIPTS = load("chat_stream_scripts")
 
 
@@ -90,10 +92,10 @@ def test_drops_into_sdks(server: ChatServer, sdk: str) -> None:
 @pytest.mark.parametrize("sdk", SDKS)
 def test_reports_a_paced_reader(server: ChatServer, sdk: str) -> None:
     """Rate, a pause and its end arrive; positions grow and end where the text does, and are taken by all."""
-    server.interval_s = 0.05
+    server.interval_s = 1 / PACE
     server.hold_at(len(server.parts) - 1)  # the stream stays open while the reader reads
     answer = subprocess.Popen(
-        ["node", "--throw-deprecation", "test/e2e/chat.mjs", sdk, server.base_url, "20"],
+        ["node", "--throw-deprecation", "test/e2e/chat.mjs", sdk, server.base_url, str(PACE)],
         cwd=CLIENT,
         stdout=subprocess.PIPE,
     )
@@ -111,7 +113,7 @@ def test_reports_a_paced_reader(server: ChatServer, sdk: str) -> None:
     assert seen["pauseMs"] >= 300
     assert 0.2 < resumed["at_s"] - paused["at_s"] < 1.0
     assert resumed["chars"] == paused["chars"]
-    assert all(report["rate"] == 20 for report in server.reports)
+    assert all(report["rate"] == PACE for report in server.reports)
     assert all("visible" not in report for report in server.reports)
     chars = [report["chars"] for report in server.reports]
     assert chars == sorted(chars)

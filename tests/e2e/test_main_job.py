@@ -15,7 +15,7 @@ from playwright.sync_api import expect
 from compat.clients import ClientProcess, client
 from support.browser import headless_chromium, open_page
 from support.curl import curl
-from support.up import Run
+from support.up import END_S, Run, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -24,10 +24,16 @@ MODEL = "SmolLM2-135M-Instruct"
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Nothing of it survives when it is killed."""
     run = Run(tmp_path_factory.mktemp("up"))
     try:
         run.wait_until_ready()
         yield run
+        assert len(run.alive()) >= 7, "up, two wardens, gateway, the engine's three, or this shows nothing"
+        assert any("scheduler" in line for line in run.alive())
+        run.process.kill()
+        run.process.wait()
+        wait_until(lambda: not run.alive(), timeout_s=END_S, what="nothing of it is left")
     finally:
         run.kill_rest()
 

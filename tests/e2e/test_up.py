@@ -1,5 +1,6 @@
 """`tokenflow up` for real: from a command to an answer, and nothing left afterwards, however it ends.
 
+That nothing survives when it is killed is looked at in `test_main_job`, at the end of the run that it has.
 Needs the engine's environment and the embedded model in TOKENFLOW_HOME, as `make test` prepares them.
 """
 
@@ -16,12 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from support.up import READY_S, Run, wait_until
+from support.up import END_S, READY_S, Run, wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(420)]
-
-END_S = 10.0
-"""How long an end may take, by the requirement."""
 
 
 def ask(port: int) -> str:
@@ -77,16 +75,6 @@ def _answers(port: int) -> bool:
         return "Paris" in ask(port)
     except urllib.error.URLError:
         return False
-
-
-def test_nothing_survives_a_kill_of_up(start: Callable[..., Run]) -> None:
-    run = start()
-    run.wait_until_ready()
-    assert len(run.alive()) >= 7  # up, two wardens, gateway, and the engine's three: else nothing is shown
-    assert any("scheduler" in line for line in run.alive())
-    run.process.kill()
-    run.process.wait()
-    wait_until(lambda: not run.alive(), timeout_s=END_S, what=f"left: {run.alive()}")
 
 
 def test_sigterm_while_starting_ends_everything(start: Callable[..., Run]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from support.engine_nursery import EngineNursery
 from support.raw_link import RawLink
 from support.real_engine import RealEngine, engine_python, tokenflow_home
 from support.tiny_model import tiny_model
@@ -22,6 +23,10 @@ TINY_ARGS = [
     *("--chunked-prefill-size", "64"),  # small, so that a long prompt takes many steps
     "--enable-response-store",  # without which there are no responses in the background
 ]
+PYTHON_PATH = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]).rstrip(
+    os.pathsep
+)
+"""For engines that are started with modules of `support`."""
 
 
 @pytest.fixture(scope="session")
@@ -30,26 +35,34 @@ def tiny_model_path() -> Path:
 
 
 @pytest.fixture(scope="session")
-def new_engine(tiny_model_path: Path) -> Callable[..., RealEngine]:
+def nursery() -> Iterator[EngineNursery]:
+    with EngineNursery(engine_python(), PYTHON_PATH) as nursery:
+        yield nursery
+
+
+@pytest.fixture(scope="session")
+def new_engine(tiny_model_path: Path, nursery: EngineNursery) -> Callable[..., RealEngine]:
     """Makes engines like `tiny_engine`, not started, with `env` and further `args`.
 
-    With `probed`, by `support.probed_launch`.
+    They are forked, but for those that import from elsewhere: `probed`, by `support.probed_launch`, or with a
+    ``PYTHONPATH`` in `env`.
     """
 
     def make(*args: str, env: dict[str, str] | None = None, probed: bool = False) -> RealEngine:
         given = [*TINY_ARGS, *args]
         if not probed:
-            return RealEngine(tiny_model_path, args=given, env=env)
-        path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-        env = {**(env or {}), "PYTHONPATH": path.rstrip(os.pathsep)}
+            forks = None if env and "PYTHONPATH" in env else nursery
+            return RealEngine(tiny_model_path, args=given, env=env, nursery=forks)
+        env = {**(env or {}), "PYTHONPATH": PYTHON_PATH}
         return RealEngine(tiny_model_path, args=given, env=env, module="support.probed_launch")
 
     return make
 
 
 @pytest.fixture(scope="session")
-def tiny_engine(new_engine: Callable[..., RealEngine]) -> Iterator[RealEngine]:
-    with new_engine() as engine:
+def tiny_engine(tiny_model_path: Path) -> Iterator[RealEngine]:
+    """Started as `tokenflow up` does."""
+    with RealEngine(tiny_model_path, args=TINY_ARGS) as engine:
         yield engine
 
 

@@ -1,6 +1,6 @@
 """Everything at once, at random: preemptions, aborts, clients that leave, flushes, pauses, changes of policy.
 
-Answers that were not cut short are compared token for token; at the end nothing may be left anywhere. Thirty
+Answers that were not cut short are compared token for token; at the end nothing may be left anywhere. Fifteen
 seconds by default; ``TOKENFLOW_SOAK_S`` makes it longer (`make soak`).
 """
 
@@ -24,7 +24,7 @@ from support.raw_link import RawLink
 from support.real_engine import RealEngine
 from tokenflow_engine.protocol import EngineStats, SetPolicy
 
-SOAK_S = float(os.environ.get("TOKENFLOW_SOAK_S", "30"))
+SOAK_S = float(os.environ.get("TOKENFLOW_SOAK_S", "15"))
 SEED = int(os.environ.get("TOKENFLOW_SOAK_SEED", "0"))
 WORKERS = 14
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, cast
 
@@ -86,6 +87,65 @@ async def test_requests_one_after_another_share_a_connection(gateway: RunningGat
             head = await reader.readuntil(b"\r\n\r\n")
             await reader.readexactly(len(b'{"status":"ok"}'))
         assert head.startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+async def test_a_request_with_the_head_of_the_one_before_is_taken_as_any_other(
+    gateway: RunningGateway, engine: ReplayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does without the parser, if it comes as a whole: whatever differs in its head does not."""
+    parsed: list[bytes] = []
+    feed = http_protocol.BoundedHttpProtocol._feed
+
+    def watched(protocol: http_protocol.BoundedHttpProtocol, data: bytes) -> None:
+        parsed.append(data)
+        feed(protocol, data)
+
+    monkeypatch.setattr(http_protocol.BoundedHttpProtocol, "_feed", watched)
+    reader, writer = await connect(gateway)
+
+    async def answered(*parts: bytes) -> int:
+        """How many reads went to the parser."""
+        parsed.clear()
+        for part in parts:
+            writer.write(part)
+            await asyncio.sleep(0.05)
+        async with asyncio.timeout(5):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head)
+            assert length is not None
+            assert b"Paris" in await reader.readexactly(int(length[1]))
+        return len(parsed)
+
+    said = [post("chat_plain", said="x" * count) for count in (1, 1, 300, 0)]
+    other = said[0].replace(b"host: localhost", b"x-tokenflow-reader: machine\r\nhost: localhost")
+    chunked = other.replace(b"content-length: ", b"transfer-encoding: chunked\r\nx-length: ")
+    chunked = chunked.replace(b"\r\n\r\n", b"\r\n\r\n%x\r\n" % int(said[0].split(b"length: ")[1].split()[0]))
+    assert [await answered(one) for one in said] == [1, 1, 0, 0]
+    assert await answered(said[2][:-10], said[2][-10:]) == 2, "in two parts"
+    assert [await answered(one) for one in (said[3], other, other, said[2], said[2])] == [0, 1, 0, 1, 0]
+    assert await answered(chunked + b"\r\n0\r\n\r\n") == 1
+    bodies = [json.loads(seen.body)["messages"][0] for seen in engine.requests if seen.path == CHAT]
+    lengths = [1, 1, 300, 0, 300, 0, 1, 1, 300, 300, 1]
+    assert [len(body) for body in bodies] == lengths
+    writer.write(said[1] + said[1])  # of two at once the first is answered, as ever
+    async with asyncio.timeout(5):
+        assert (await reader.read()).count(b"HTTP/1.1 200") == 1
+    writer.close()
+
+
+async def test_a_body_with_a_known_head_is_here_for_every_application(gateway: RunningGateway) -> None:
+    """The control API waits to be told of a body, where the relay looks for it."""
+    reader, writer = await connect(gateway)
+    for _ in range(4):
+        writer.write(
+            b"POST /v1/streams/tf-1/progress HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}"
+        )
+        async with asyncio.timeout(5):
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head)
+            assert length is not None
+            await reader.readexactly(int(length[1]))
     writer.close()
 
 

@@ -306,8 +306,10 @@ async def test_another_version_is_refused_in_words(engine: ReplayEngine) -> None
     try:
         async with running_gateway({"url": engine.base_url, "id": "e"}) as gateway:
             identity, _hello = await socket.recv_multipart()
-            await socket.send_multipart([identity, encode(later)])
-            await eventually(lambda: "protocol 2" in str(the_engine(gateway).link_reason), "the refusal")
+            await socket.send_multipart([identity, encode([later])])
+            await eventually(
+                lambda: f"protocol {later.version}" in str(the_engine(gateway).link_reason), "the refusal"
+            )
             assert not the_engine(gateway).linked
     finally:
         context.destroy(linger=0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,15 @@ import openai
 import pytest
 
 from support import scenarios
-from support.gateway import RunningGateway, eventually, running_gateway
+from support.gateway import eventually, running_gateway
 from support.keys import make_key, revoke_key
 from support.plugin_stand_in import PluginStandIn
 from support.replay_engine import ReplayEngine, Script, SeenRequest, Send
 from support.served_logs import logging_as_served
+from support.tenants import CHAT, asks, bearer, last_post, post, serving, until_answered
 from support.transcripts import load
 from tokenflow_engine.protocol import StreamOpened
 from tokenflow_gateway.tenants.keys import NewKey
-
-CHAT = "/v1/chat/completions"
-CLASSES = {
-    "gold": {"weight": 8, "ttft_ms": 500, "may_park": False, "lead_cap_s": 20, "engine_priority": 10},
-    "bronze": {"weight": 1, "ttft_ms": 4000, "max_rate": 10},
-}
-TENANTS = {"acme": {"classes": ["gold", "bronze"]}, "low": {"classes": ["bronze"]}}
 
 
 @pytest.fixture
@@ -39,31 +32,6 @@ async def engine() -> AsyncIterator[ReplayEngine]:
     scripts["endless"] = scenarios.endless(load("chat_stream"))
     async with ReplayEngine(scripts) as engine:
         yield engine
-
-
-def serving(
-    engine: ReplayEngine, state: Path, *, link: str | None = "off", **settings: Any
-) -> AbstractAsyncContextManager[RunningGateway]:
-    entry = {"url": engine.base_url, "id": "e", **({} if link is None else {"link": link})}
-    return running_gateway(entry, state_dir=state, classes=CLASSES, tenants=TENANTS, **settings)
-
-
-def bearer(made: NewKey | str) -> dict[str, str]:
-    return {"authorization": f"Bearer {made if isinstance(made, str) else made.text}"}
-
-
-def asks(model: str = "chat_stream", **fields: object) -> dict[str, object]:
-    return {"model": model, "stream": True, "messages": [{"role": "user", "content": "hi"}], **fields}
-
-
-async def post(
-    gateway: RunningGateway, headers: dict[str, str] | None = None, path: str = CHAT, **fields: object
-) -> httpx.Response:
-    return await gateway.client.post(path, json=asks(**fields), headers=headers)
-
-
-def last_post(engine: ReplayEngine) -> SeenRequest:
-    return [seen for seen in engine.requests if seen.method == "POST"][-1]
 
 
 # ---- who gets in ------------------------------------------------------------------------------------
@@ -85,6 +53,16 @@ async def test_with_tenants_a_valid_key_is_needed(engine: ReplayEngine, tmp_path
         assert (await post(gateway, bearer(made))).status_code == 200
         assert (await post(gateway, {"x-api-key": made.text})).status_code == 200
         assert (await post(gateway, {"authorization": f"bearer  {made.text}"})).status_code == 200
+
+
+async def test_a_key_ends_on_connections_that_are_kept(engine: ReplayEngine, tmp_path: Path) -> None:
+    """Nothing tells of its expiry but the clock."""
+    ends_at = time.time() + 1.0
+    made = make_key(tmp_path, expires_at=ends_at)
+    async with serving(engine, tmp_path) as gateway:
+        assert [(await post(gateway, bearer(made))).status_code for _ in range(3)] == [200] * 3
+        await asyncio.sleep(max(0.0, ends_at - time.time()))
+        assert (await post(gateway, bearer(made))).status_code == 401
 
 
 async def test_the_refusal_has_the_dialects_shape(engine: ReplayEngine, tmp_path: Path) -> None:
@@ -144,10 +122,10 @@ async def test_anonymous_as_long_as_there_is_neither_key_nor_tenant(
         assert (await post(gateway, bearer("any"))).status_code == 200
         assert "x-tokenflow-sla" not in (await post(gateway)).headers
         made = make_key(tmp_path)
-        await _until(gateway, None, 401)
+        await until_answered(gateway, None, 401)
         assert (await post(gateway, bearer(made))).status_code == 200
         revoke_key(tmp_path, made)
-        await _until(gateway, made, 401)
+        await until_answered(gateway, made, 401)
         assert (await post(gateway)).status_code == 401
 
 
@@ -215,16 +193,6 @@ async def test_a_key_in_the_url_goes_nowhere(engine: ReplayEngine, tmp_path: Pat
         assert (await post(gateway, path=f"{CHAT}?api_key=other")).status_code == 200
 
 
-async def _until(gateway: RunningGateway, made: NewKey | None, status: int) -> float:
-    begun = time.monotonic()
-    async with asyncio.timeout(5):
-        while (  # noqa: ASYNC110 - the gateway looks at a file of another process: nobody tells
-            await post(gateway, made and bearer(made))
-        ).status_code != status:
-            await asyncio.sleep(0.02)
-    return time.monotonic() - begun
-
-
 async def test_a_revocation_is_noticed_within_two_seconds(engine: ReplayEngine, tmp_path: Path) -> None:
     """So is a new key; a stream that runs ends by itself."""
     made, kept = make_key(tmp_path), make_key(tmp_path)
@@ -232,14 +200,14 @@ async def test_a_revocation_is_noticed_within_two_seconds(engine: ReplayEngine, 
         async with gateway.client.stream("POST", CHAT, json=asks("endless"), headers=bearer(kept)) as running:
             assert (await post(gateway, bearer(made))).status_code == 200
             revoke_key(tmp_path, made)
-            assert await _until(gateway, made, 401) < 2
+            assert await until_answered(gateway, made, 401) < 2
             revoke_key(tmp_path, kept)
-            assert await _until(gateway, kept, 401) < 2
+            assert await until_answered(gateway, kept, 401) < 2
             async for chunk in running.aiter_bytes():
                 assert chunk
                 break
         fresh = make_key(tmp_path)
-        assert await _until(gateway, fresh, 200) < 2
+        assert await until_answered(gateway, fresh, 200) < 2
 
 
 async def test_no_request_reads_the_store(engine: ReplayEngine, tmp_path: Path) -> None:
@@ -296,7 +264,7 @@ async def test_a_key_is_in_no_log(
             await gateway.client.get("/admin/streams", headers=bearer(admin))
             await gateway.client.get("/admin/streams", headers=bearer(made))
             revoke_key(tmp_path, made)
-            await _until(gateway, made, 401)
+            await until_answered(gateway, made, 401)
     logged = "".join(capfd.readouterr())
     assert "stream ended" in logged
     assert made.key.id in logged, "which key it was is no secret"
@@ -363,118 +331,6 @@ async def test_a_streams_reports_need_its_own_capability(engine: ReplayEngine, t
                 await gateway.client.post(path, json=report, headers=bearer(capability))
             ).status_code == 200
         await gateway.everything_released()
-
-
-STORED = Script(headers={"content-type": "application/json"}, steps=[Send(b'{"id":"it"}')])
-RESPONSES = "/v1/responses"
-
-
-async def respond(
-    gateway: RunningGateway, made: NewKey, model: str = "responses_stream", **fields: object
-) -> httpx.Response:
-    asked = {"model": model, "input": "hi", "stream": True, **fields}
-    return await gateway.client.post(RESPONSES, json=asked, headers=bearer(made))
-
-
-@pytest.fixture
-def storing(engine: ReplayEngine) -> ReplayEngine:
-    engine.scripts |= scenarios.recordings("responses_stream")
-    engine.scripts["queued"] = STORED
-    return engine
-
-
-def asked_for(engine: ReplayEngine) -> int:
-    """How often the engine was asked for responses."""
-    return sum(seen.path.startswith(RESPONSES) for seen in engine.requests)
-
-
-def name_of(engine: ReplayEngine) -> str:
-    """The id by which the engine has stored the response that it was last asked for, which it can find."""
-    rid: str = last_post(engine).json()["request_id"]
-    engine.scripts |= {f"{RESPONSES}/{rid}": STORED, f"{RESPONSES}/{rid}/cancel": STORED}
-    return rid
-
-
-@pytest.mark.parametrize("background", [False, True])
-async def test_a_stored_response_is_there_for_its_tenant_alone(
-    storing: ReplayEngine, tmp_path: Path, *, background: bool
-) -> None:
-    mine, colleagues, theirs = (make_key(tmp_path, tenant) for tenant in ("acme", "acme", "low"))
-    async with serving(storing, tmp_path) as gateway:
-        if background:
-            await respond(gateway, mine, "queued", stream=False, background=True)
-        else:
-            answer = await respond(gateway, mine)
-            assert answer.headers["x-tokenflow-stream"].startswith(last_post(storing).json()["request_id"])
-        path = f"{RESPONSES}/{name_of(storing)}"
-        for method, at in (("GET", path), ("POST", f"{path}/cancel"), ("DELETE", path)):
-            before = asked_for(storing)
-            for spelled in (at, at.replace("resp_", "resp%5F")):
-                refused = await gateway.client.request(method, spelled, headers=bearer(theirs))
-                assert refused.status_code == 404
-                assert refused.json()["error"]["code"] == "response_not_found"
-            assert asked_for(storing) == before, "no engine was asked"
-            for made in (mine, colleagues):
-                found = await gateway.client.request(method, at, headers=bearer(made))
-                assert (found.status_code, found.json()) == (200, {"id": "it"})
-
-
-async def test_nobody_goes_on_from_a_response_of_others(storing: ReplayEngine, tmp_path: Path) -> None:
-    mine, theirs = make_key(tmp_path, "acme"), make_key(tmp_path, "low")
-    async with serving(storing, tmp_path) as gateway:
-        await respond(gateway, mine)
-        rid = name_of(storing)
-        before = asked_for(storing)
-        for background in ({}, {"stream": False, "background": True}):
-            refused = await respond(gateway, theirs, previous_response_id=rid, **background)
-            assert refused.status_code == 404
-            assert refused.json()["error"]["param"] == "previous_response_id"
-        spelled = f'{{"model":"responses_stream","input":"hi","previous_response\\u005fid":"{rid}"}}'
-        refused = await gateway.client.post(RESPONSES, content=spelled, headers=bearer(theirs))
-        assert refused.status_code == 404
-        assert asked_for(storing) == before, "no engine was asked"
-        assert (await respond(gateway, mine, previous_response_id=rid)).status_code == 200
-        assert last_post(storing).json()["previous_response_id"] == rid
-
-
-async def test_no_tenant_names_its_response_as_others_have(storing: ReplayEngine, tmp_path: Path) -> None:
-    mine, theirs = make_key(tmp_path, "acme"), make_key(tmp_path, "low")
-    async with serving(storing, tmp_path) as gateway:
-        await respond(gateway, mine)
-        rid = name_of(storing)
-        for more in ({}, {"model": "queued", "stream": False, "background": True}):
-            await respond(gateway, theirs, request_id=rid, **more)
-            assert last_post(storing).json()["request_id"] not in {rid, None}
-
-
-async def test_whose_a_response_is_all_gateways_of_one_secret_know(
-    storing: ReplayEngine, tmp_path: Path
-) -> None:
-    """A gateway that begins anew, and another one; not one that nobody has told the secret."""
-    mine, theirs = make_key(tmp_path, "acme"), make_key(tmp_path, "low")
-    async with serving(storing, tmp_path) as gateway:
-        await respond(gateway, mine)
-        path = f"{RESPONSES}/{name_of(storing)}"
-
-    async def status(made: NewKey, **settings: object) -> int:
-        async with serving(storing, tmp_path, **settings) as gateway:
-            return (await gateway.client.get(path, headers=bearer(made))).status_code
-
-    assert (await status(mine), await status(theirs)) == (200, 404)
-    assert await status(mine, link_secret="another secret") == 404
-
-
-async def test_without_keys_responses_pass_by_any_id(storing: ReplayEngine, tmp_path: Path) -> None:
-    """The negative control: there is one tenant, and its ids may be of the engine's own making."""
-    storing.scripts[f"{RESPONSES}/resp_1"] = STORED
-    entry = {"url": storing.base_url, "id": "e", "link": "off"}
-    async with running_gateway(entry, state_dir=tmp_path) as gateway:
-        assert (await gateway.client.get(f"{RESPONSES}/resp_1")).status_code == 200
-        asked = {"model": "responses_stream", "input": "hi", "stream": True, "previous_response_id": "resp_1"}
-        assert (await gateway.client.post(RESPONSES, json=asked)).status_code == 200
-        made = make_key(tmp_path)
-        await _until(gateway, None, 401)
-        assert (await gateway.client.get(f"{RESPONSES}/resp_1", headers=bearer(made))).status_code == 404
 
 
 async def test_models_and_engines_of_others_are_not_there(engine: ReplayEngine, tmp_path: Path) -> None:

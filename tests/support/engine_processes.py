@@ -15,8 +15,7 @@ _LISTENS = "0A"
 def processes(engine: RealEngine) -> dict[int, str]:
     """Command lines of the engine's processes by pid: its session, which the main process leads."""
     table = {int(entry.name): _read(entry / "cmdline") for entry in Path("/proc").glob("[0-9]*")}
-    (main,) = [pid for pid, line in table.items() if f"--port\0{engine.port}\0" in line]
-    return {pid: line for pid, line in table.items() if _session(pid) == main}
+    return {pid: line for pid, line in table.items() if _session(pid) == engine.pid}
 
 
 def the_process(engine: RealEngine, part: str) -> int:

@@ -33,6 +33,16 @@ async def eventually(condition: Callable[[], bool], what: str, *, timeout_s: flo
         await asyncio.sleep(0.005)
 
 
+class PromptServer(StagedServer):
+    """Goes when it is told to: uvicorn looks ten times a second."""
+
+    async def main_loop(self) -> None:
+        ticks = 0
+        while not await self.on_tick(ticks // 20):
+            ticks += 1
+            await asyncio.sleep(0.005)
+
+
 @dataclass
 class RunningGateway:
     """A gateway that serves, and a client connected to it."""
@@ -74,7 +84,7 @@ async def running_gateway(
         on_refused=app.metrics.connections_refused.inc,
     )
     app.metrics.watch_connections(lambda: len(state.connections))
-    server = StagedServer(
+    server = PromptServer(
         uvicorn.Config(
             around(app),
             http=BoundedHttpProtocol,

@@ -19,7 +19,7 @@ from tokenflow_engine.protocol import (
     StreamClosed,
     StreamOpened,
     StreamStates,
-    decode_engine_message,
+    decode_engine_messages,
     encode,
 )
 
@@ -64,7 +64,7 @@ class RawLink:
 
     def send(self, message: GatewayMessage) -> None:
         """Send one message."""
-        self._socket.send(encode(message))
+        self._socket.send(encode([message]))
 
     def send_bytes(self, frame: bytes) -> None:
         """Send what need not be a message."""
@@ -139,6 +139,6 @@ class RawLink:
         while not condition():
             assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}; {self.received[-5:]}"
             if self._socket.poll(50):
-                self.received.append(decode_engine_message(self._socket.recv()))
+                self.received += decode_engine_messages(self._socket.recv())
             if time.monotonic() > self._ping_at:
                 self.ping()

@@ -14,6 +14,8 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from support.engine_nursery import EngineNursery, ForkedProcess
+
 __all__ = ["EngineDiedError", "RealEngine", "engine_python", "tokenflow_home", "wait_until"]
 
 _START_TIMEOUT_S = 180.0
@@ -60,6 +62,7 @@ class RealEngine:
         env: dict[str, str] | None = None,
         module: str = "tokenflow_engine.sglang.launch",
         port: int | None = None,
+        nursery: EngineNursery | None = None,
     ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="tokenflow-engine-", ignore_cleanup_errors=True)
         folder = Path(self._folder.name)
@@ -68,10 +71,11 @@ class RealEngine:
         self.link = f"ipc://{folder}/link"
         self.secret = "engine-test-secret"
         self.log_path = folder / "engine.log"
-        self._command = [
-            engine_python(), "-m", module, "--model-path", str(model), "--host", "127.0.0.1",
-            "--port", str(self.port), *args,
+        self._module = module
+        self._arguments = [
+            "--model-path", str(model), "--host", "127.0.0.1", "--port", str(self.port), *args,
         ]  # fmt: skip
+        self._nursery = nursery
         self._env = {
             **os.environ,
             "HF_HUB_OFFLINE": "1",
@@ -82,7 +86,7 @@ class RealEngine:
             "TOKENFLOW_RUNTIME_DIR": str(folder),
             **(env or {}),
         }
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
 
     def __enter__(self) -> RealEngine:
         self.start()
@@ -93,10 +97,7 @@ class RealEngine:
 
     def start(self) -> None:
         """Start the engine and wait until it takes requests. Raises `EngineDiedError` with its last words."""
-        with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=subprocess.STDOUT, env=self._env, start_new_session=True
-            )
+        self._process = self._launched()
         try:
             wait_until(self._is_ready, timeout_s=_START_TIMEOUT_S, what="the engine is ready", every_s=0.2)
         except AssertionError as error:
@@ -106,6 +107,15 @@ class RealEngine:
         except BaseException:
             self.stop()
             raise
+
+    def _launched(self) -> subprocess.Popen[bytes] | ForkedProcess:
+        if self._nursery is not None:
+            return self._nursery.start(self._arguments, env=self._env, log=self.log_path)
+        command = [engine_python(), "-m", self._module, *self._arguments]
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=self._env, start_new_session=True
+            )
 
     @property
     def pid(self) -> int:

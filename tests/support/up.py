@@ -13,10 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["READY_S", "Run", "wait_until"]
+__all__ = ["END_S", "READY_S", "Run", "wait_until"]
 
 ROOT = Path(__file__).parents[2]
 READY_S = 180.0
+END_S = 10.0
+"""How long an end may take, by the requirement."""
 _DEAF = 'trap "" INT; exec "$@"'
 """How a shell without job control starts what runs in the background: Ctrl-C must work all the same."""
 

@@ -1,8 +1,10 @@
 """The contract between gateway and engine: every message that crosses the link.
 
-Messages are msgspec structs in msgpack, one per ZeroMQ frame (DEALER at the gateway, ROUTER at the
-engine). Unknown *fields* are ignored, so either side may be newer by a field; unknown *versions* are
-refused in the handshake with a reason a person can act on.
+Messages are msgspec structs in msgpack. A ZeroMQ frame (DEALER at the gateway, ROUTER at the engine) is one
+message, or a list of up to `MOST_IN_A_FRAME`: what there is to say at one moment goes together, since to
+wake zmq's thread costs more than messages do. The handshake's are alone in their frames, in all versions.
+Unknown *fields* are ignored, so either side may be newer by a field; unknown *versions* are refused in the
+handshake with a reason a person can act on.
 
 The life of a link::
 
@@ -24,6 +26,7 @@ the nearest bound as a message is made or decoded: policies divide by them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -32,6 +35,7 @@ from msgspec.structs import force_setattr
 __all__ = [
     "HEARTBEAT_S",
     "LINK_TIMEOUT_S",
+    "MOST_IN_A_FRAME",
     "PROTOCOL_VERSION",
     "Aborted",
     "Consumption",
@@ -50,12 +54,14 @@ __all__ = [
     "StreamState",
     "StreamStates",
     "Welcome",
-    "decode_engine_message",
-    "decode_gateway_message",
+    "decode_engine_messages",
+    "decode_gateway_messages",
     "encode",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+MOST_IN_A_FRAME = 50
+"""Messages."""
 HEARTBEAT_S = 1.0
 """Seconds between two pings of a gateway."""
 LINK_TIMEOUT_S = 3.0
@@ -343,26 +349,28 @@ class Aborted(_Message, frozen=True, tag=True):
 EngineMessage = Welcome | Refused | StreamStates | EngineStats | Aborted
 
 _encoder = msgspec.msgpack.Encoder()
-_gateway_decoder = msgspec.msgpack.Decoder(GatewayMessage)
-_engine_decoder = msgspec.msgpack.Decoder(EngineMessage)
+_gateway_decoder = msgspec.msgpack.Decoder(GatewayMessage | list[GatewayMessage])
+_engine_decoder = msgspec.msgpack.Decoder(EngineMessage | list[EngineMessage])
 
 
-def encode(message: GatewayMessage | EngineMessage) -> bytes:
-    """One message as the bytes of one frame."""
-    return _encoder.encode(message)
+def encode(messages: Sequence[GatewayMessage] | Sequence[EngineMessage]) -> bytes:
+    """Messages as the bytes of one frame."""
+    return _encoder.encode(messages[0] if len(messages) == 1 else messages)
 
 
-def decode_gateway_message(frame: bytes) -> GatewayMessage:
+def decode_gateway_messages(frame: bytes) -> list[GatewayMessage]:
     """What a gateway sent. Raises `ProtocolError` for anything that is no message of this protocol."""
     try:
-        return _gateway_decoder.decode(frame)
+        decoded = _gateway_decoder.decode(frame)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"not a message of a gateway: {error}") from error
+    return decoded if isinstance(decoded, list) else [decoded]
 
 
-def decode_engine_message(frame: bytes) -> EngineMessage:
+def decode_engine_messages(frame: bytes) -> list[EngineMessage]:
     """What an engine sent. Raises `ProtocolError` for anything that is no message of this protocol."""
     try:
-        return _engine_decoder.decode(frame)
+        decoded = _engine_decoder.decode(frame)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"not a message of an engine: {error}") from error
+    return decoded if isinstance(decoded, list) else [decoded]

@@ -204,8 +204,13 @@ class Gateway:
         """
         if not is_loopback(self.settings.host):
             return False
-        hosts = [value for name, value in scope["headers"] if name == b"host"]
-        return len(hosts) > 1 or not all(map(_names_loopback, hosts))
+        named = False
+        for name, value in scope["headers"]:
+            if name == b"host":
+                if named or not _names_loopback(value):
+                    return True
+                named = True
+        return False
 
     def reload(self, settings: Settings) -> list[str]:
         """Serve by these settings from the next request on; streams that run keep what they began with.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import httptools
 from starlette.types import Receive, Scope, Send
-from uvicorn._types import ASGI3Application, ASGISendEvent
+from uvicorn._types import ASGI3Application, ASGISendEvent, HTTPScope
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
@@ -20,6 +21,7 @@ from tokenflow_gateway.relay.dialects import dialect_of
 from tokenflow_gateway.relay.errors import RelayError, TooManyConnections, error_body
 from tokenflow_gateway.relay.exchange import CONNECTION, Exchange, has_body
 from tokenflow_gateway.relay.guard import ClientGone
+from tokenflow_gateway.relay.head import Head
 
 __all__ = ["HEAD_TIMEOUT_S", "MAX_HEAD_BYTES", "SPARE_CONNECTIONS", "BoundedHttpProtocol", "GatewayState"]
 
@@ -35,6 +37,12 @@ _REFUSED_BODY_BYTES = 1024 * 1024
 _LOOKS = 4
 """How often a connection that does not take its answer is looked at, within the time it has for that."""
 _FRAMING = (b"content-length", b"transfer-encoding")
+_LENGTH = re.compile(rb"\r\ncontent-length: *", re.IGNORECASE)
+_LENGTH_DIGITS = 10
+_HEADS_LEARNED = 4
+"""Of a connection, in a row without a request that has one of them again: its heads all differ, then."""
+_UNUSUAL = frozenset({b"expect", b"transfer-encoding", b"upgrade"})
+"""Headers of requests that the parser looks at in any case."""
 
 _OK = b"HTTP/1.1 200 OK\r\n"
 _NO_PIPELINE: deque[tuple[RequestResponseCycle, ASGI3Application]] = deque()
@@ -50,6 +58,43 @@ def _refusal(status: bytes, message: str) -> bytes:
 
 _TOO_LARGE = _refusal(b"431 Request Header Fields Too Large", "the request's headers are too large")
 _NO_REQUEST = _refusal(b"400 Bad Request", "this is no HTTP request that can be understood")
+
+
+class _Known(NamedTuple):
+    """A request's head, for the next one that differs in nothing but its length."""
+
+    before: bytes
+    """Its bytes up to the value of ``content-length``."""
+    after: bytes
+    """Those behind."""
+    scope: dict[str, Any]
+    length_at: int
+    """Where ``content-length`` is among its headers."""
+
+    @classmethod
+    def of(cls, data: bytes, cycle: RequestResponseCycle) -> _Known | None:
+        """What has come with `data`, which has some of its body too; None for a head that is not simple."""
+        head = data[: len(data) - len(cycle.body)]
+        names = [name for name, _ in cycle.scope["headers"]]
+        lengths = _LENGTH.findall(head)
+        simple = len(lengths) == names.count(b"content-length") == 1 and head.endswith(b"\r\n\r\n")
+        if not simple or not cycle.keep_alive or _UNUSUAL.intersection(names):
+            return None
+        before, _, after = head.partition(lengths[0])
+        before += lengths[0]
+        digits = len(after) - len(after.lstrip(b"0123456789"))
+        return cls(before, after[digits:], {**cycle.scope}, names.index(b"content-length"))
+
+    def split(self, data: bytes) -> tuple[bytes, bytes] | None:
+        """Length, in digits, and body of a whole request with this head; None for anything else."""
+        at = len(self.before)
+        if not data.startswith(self.before):
+            return None
+        end = data.find(b"\r", at, at + _LENGTH_DIGITS)
+        length, body_at = data[at:end], end + len(self.after)
+        if not length.isdigit() or not data.startswith(self.after, end):
+            return None
+        return (length, data[body_at:]) if len(data) - body_at == int(length) else None
 
 
 class GatewayState(ServerState):
@@ -87,6 +132,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self.writable = True
         self.gives_up = False
+        self.head: Head | None = None
+        self._known: _Known | None = None
+        self._to_learn = _HEADS_LEARNED
         self.pipeline = _NO_PIPELINE
         self._on_lost: Callable[[], None] | None = None
         self._unsent_head = b""  # of the answer that has begun: it leaves with the first of its body
@@ -121,9 +169,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._on_lost()
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._deaf or (self._known is not None and self._comes_again(self._known, data)):
             return
-        self._head_bytes += len(data)
+        before, self._head_bytes = self.cycle, self._head_bytes + len(data)
+        whole = self._head_bytes == len(data)
         try:
             self._feed(data)
         except httptools.HttpParserError:
@@ -135,6 +184,40 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refuse(_TOO_LARGE)
         elif self._head_timer is None and self._waits_for_head() and not self.transport.is_closing():
             self._expect_head()
+        is_next = before is not None and self.cycle is not before and not self._head_bytes
+        if whole and is_next and self._to_learn:
+            self._to_learn -= 1
+            self._known = _Known.of(data, self.cycle)
+
+    def _comes_again(self, known: _Known, data: bytes) -> bool:
+        """Take a whole request with the head of one before, without the parser. False if it is none."""
+        if self._head_bytes or not self.cycle.response_complete or self.transport.is_closing():
+            return False
+        if (found := known.split(data)) is None:
+            return False
+        self._to_learn = _HEADS_LEARNED
+        length, body = found
+        headers = known.scope["headers"].copy()
+        headers[known.length_at] = (b"content-length", length)
+        self.gives_up = False
+        self.cycle = RequestResponseCycle(
+            scope=cast(HTTPScope, known.scope | {"headers": headers, "state": self.app_state.copy()}),
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=self.access_log,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=True,
+            on_response=self.on_response_complete,
+        )
+        self.cycle.body += body
+        self.cycle.more_body = False
+        self.cycle.message_event.set()
+        self._start_asgi_task(self.cycle, self.app)
+        return True
 
     def _waits_for_head(self) -> bool:
         """Whether the rest of one is to come, or all of it."""
@@ -232,6 +315,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         else:
             self.transport.write(b"".join(lines))
         return True
+
+    @property
+    def framed(self) -> asyncio.Transport | None:
+        return self.transport if self.cycle.chunked_encoding and not self._unsent_head else None
 
     def write(self, data: bytes) -> None:
         cycle = self.cycle

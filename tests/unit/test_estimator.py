@@ -17,7 +17,7 @@ PACE = Pace(5.0, 4.0, 6.0, "model")
 
 def reader(*, delivered: int = 1000, kind: str = "human") -> Estimator:
     made = Estimator(PACE, reader=kind, now=0.0)  # type: ignore[arg-type]
-    made.deliver(delivered, now=0.0)
+    made.deliver([delivered], [0.0])
     return made
 
 
@@ -30,7 +30,7 @@ def test_without_evidence_it_reads_at_the_prior() -> None:
 def test_it_waits_where_the_text_ends() -> None:
     made = reader(delivered=5)
     assert made.estimate(10.0).state == "stalled"
-    made.deliver(20, now=10.0)
+    made.deliver([20], [10.0])
     assert made.estimate(11.0).consumed == 10.0
 
 
@@ -84,7 +84,7 @@ def test_a_changed_rate_is_followed_within_two_seconds_of_evidence(new_rate: flo
 def test_waiting_for_text_is_not_slow_reading() -> None:
     made = Estimator(PACE, reader="human", now=0.0)
     for tick in range(1, 20):
-        made.deliver(tick, now=float(tick))
+        made.deliver([tick], [float(tick)])
         made.report(at=tick + 0.5, position=float(tick), rate=None, paused=False, now=tick + 0.5)
     assert made.estimate(20.0).rate == pytest.approx(5.0)
 
@@ -171,7 +171,7 @@ def test_no_more_is_watched_than_time_and_text_allow() -> None:
 def test_waiting_for_text_is_not_watched() -> None:
     made = Estimator(PACE, reader="human", now=0.0)
     for tick in range(1, 20):
-        made.deliver(tick, now=float(tick))
+        made.deliver([tick], [float(tick)])
         say(made, float(tick), now=tick + 0.5)
     assert made.watched == (0.0, 0.0)
 
@@ -219,7 +219,7 @@ def test_truthful_reports_are_followed_and_the_invariants_hold(
     now, delivered, last = 0.0, 0, 0.0
     for seconds, rate, tokens, paused in story:
         delivered += tokens
-        made.deliver(delivered, now=now)
+        made.deliver([delivered], [now])
         if not paused:
             person.read(seconds, rate, delivered)
         now += seconds
@@ -250,7 +250,7 @@ def test_no_report_however_wrong_breaks_the_invariants(story: list[tuple[object,
     for wait_s, position, rate, paused, lag_s, tokens in story:
         now += wait_s  # type: ignore[operator]
         delivered += tokens  # type: ignore[operator]
-        made.deliver(delivered, now=now)
+        made.deliver([delivered], [now])
         made.report(at=now - lag_s, position=position, rate=rate, paused=paused, now=now)  # type: ignore[arg-type, operator]
         estimate = made.estimate(now)
         assert last <= estimate.consumed <= delivered

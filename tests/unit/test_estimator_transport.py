@@ -14,7 +14,7 @@ PACE = Pace(5.0, 4.0, 6.0, "model")
 
 def reader(*, delivered: int = 1000, kind: Reader = "human") -> Estimator:
     made = Estimator(PACE, reader=kind, now=0.0)
-    made.deliver(delivered, now=0.0)
+    made.deliver([delivered], [0.0])
     return made
 
 
@@ -53,7 +53,7 @@ def test_a_cap_behind_what_was_shown_stops_it_until_it_is_caught_up_with() -> No
 def test_a_machine_has_read_up_to_the_cap() -> None:
     made = reader(kind="machine", delivered=0)
     cap(made, 12.0, now=0.0)
-    made.deliver(1000, now=0.0)
+    made.deliver([1000], [0.0])
     assert (made.estimate(1.0).consumed, made.estimate(1.0).state) == (12.0, "ahead")
     cap(made, 12.0, stalled=True, now=1.0)
     assert made.estimate(1.0).state == "paused"
@@ -150,7 +150,7 @@ def test_the_cap_is_respected_and_the_invariants_hold(
     now, delivered, last = 0.0, 0, 0.0
     for seconds, rate, tokens, paused, seen in story:
         delivered += tokens
-        made.deliver(delivered, now=now)
+        made.deliver([delivered], [now])
         shown_before = made.estimate(now).consumed
         if not paused:
             client.read(seconds, rate, delivered)
@@ -191,7 +191,7 @@ def test_no_evidence_however_wrong_breaks_the_invariants(
     for wait_s, at_most, position, flag, tokens, what in story:
         now += wait_s
         delivered += tokens
-        made.deliver(delivered, now=now)
+        made.deliver([delivered], [now])
         if what == "look":
             made.transport(at_most=at_most, position=position, stalled=flag, now=now)
         elif what == "report":

@@ -94,13 +94,12 @@ async def test_streams_at_a_time_are_exact_and_given_back(store: LimitStore) -> 
 
 async def test_what_generates_nothing_takes_no_place_among_the_streams(store: LimitStore) -> None:
     limits = Limits(concurrent_streams=1, requests_per_minute=10)
-    principal = Principal(tenant=Tenant(name="a", limits=limits))
     subject = Subject("tenant:a", limits)
-    with await allowed(store, principal, tokens=5, headers=[], generates=False):
+    with await allowed(store, (subject,), tokens=5, headers=[], generates=False):
         stream = await until_free(store, subject)
         assert stream.requests is not None
         assert stream.requests.remaining == 8, "it counts as a request"
-        with await allowed(store, principal, tokens=5, headers=[], generates=False):
+        with await allowed(store, (subject,), tokens=5, headers=[], generates=False):
             assert (await take(store, subject)).kind == "streams"
 
 

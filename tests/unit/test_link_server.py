@@ -24,6 +24,7 @@ from tokenflow_engine.control.owners import Confirmation, Delivery, Lost, Owner,
 from tokenflow_engine.control.server import LinkServer
 from tokenflow_engine.protocol import (
     LINK_TIMEOUT_S,
+    MOST_IN_A_FRAME,
     PROTOCOL_VERSION,
     Aborted,
     EngineStats,
@@ -173,6 +174,16 @@ def test_a_state_change_arrives_within_the_step_that_follows(server: LinkServer,
         link.until_state(f"r{n}", "running")
         delays.append(time.monotonic() - sent)
     assert sorted(delays)[5] < 0.1
+
+
+def test_what_is_said_at_one_moment_comes_in_few_frames_and_in_order(server: LinkServer, link: RawLink):
+    rids = [f"r{n}" for n in range(MOST_IN_A_FRAME + 1)]
+    link.send_bytes(encode([StreamOpened(rid=rid, at=0.0) for rid in rids]))
+    assert [d.message.rid for d in delivered(server, len(rids))] == rids
+    for rid in rids:
+        server.confirm(Confirmation(ME, Aborted(rid=rid, generated=0, was_live=True)))
+    link.next_aborted(rids[-1])
+    assert [m.rid for m in link.received if isinstance(m, Aborted)] == rids
 
 
 def test_a_confirmation_does_not_overtake_the_count_before_it(server: LinkServer, link: RawLink):
@@ -353,7 +364,9 @@ def test_over_tcp_only_holders_of_the_secret_get_a_connection_and_others_one_log
     endpoint = serve("tcp://127.0.0.1:*").endpoint
     refusal = f"refused a peer at {endpoint}: it does not hold this engine's secret"
     with caplog.at_level(logging.WARNING), RawLink(endpoint, secret=secret, curve=curve) as link:
-        link.send_bytes(encode(Hello(version=1, gateway_id="g", incarnation="1", secret=SECRET)))
+        link.send_bytes(
+            encode([Hello(version=PROTOCOL_VERSION, gateway_id="g", incarnation="1", secret=SECRET)])
+        )
         answered = False
         with contextlib.suppress(AssertionError):
             answered = link.next(Welcome, timeout_s=5.0 if gets_in else 0.5) == WELCOME
@@ -437,7 +450,7 @@ async def test_what_comes_while_the_engine_does_not_read_is_not_left_lying(
     becomes(fails_with=zmq.Again())
     assert engine.tell(Ping())
     await asyncio.sleep(0)
-    becomes(incoming=[encode(IDLE)])
+    becomes(incoming=[encode([IDLE])])
     assert not engine.tell(Ping()), "it is dropped"
     for _ in range(2):
         await asyncio.sleep(0)

@@ -221,7 +221,7 @@ def test_what_ends_the_text_is_nobodys_to_read() -> None:
     final = b'data: {"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":3}}\n\n'
     stream.feed(exact("a", 1) + exact("b", 2) + chunk(None, "stop") + final)
     assert (stream.tokens, stream.readable, stream.settled) == (3, 2, True)
-    track.delivered(2, 1.0)
+    track.delivered([2], [1.0])
     assert track.consumed_tokens(track.estimate(1e6)) == 3
 
 

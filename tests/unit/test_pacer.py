@@ -37,7 +37,7 @@ class Run:
             each_step(now)
             while self._next_is_due(now):
                 self.released.append(now)
-                self.estimator.deliver(len(self.released), now=now)
+                self.estimator.deliver([len(self.released)], [now])
             ahead = len(self.released) - self.estimator.estimate(now).consumed
             self.most_ahead = max(self.most_ahead, ahead)
         return self

@@ -24,8 +24,8 @@ from tokenflow_engine.protocol import (
     StreamState,
     StreamStates,
     Welcome,
-    decode_engine_message,
-    decode_gateway_message,
+    decode_engine_messages,
+    decode_gateway_messages,
     encode,
 )
 
@@ -67,29 +67,36 @@ FROM_ENGINE = [
 
 @pytest.mark.parametrize("message", FROM_GATEWAY, ids=lambda m: type(m).__name__)
 def test_a_gateways_message_survives_the_wire(message: protocol.GatewayMessage) -> None:
-    assert decode_gateway_message(encode(message)) == message
+    assert decode_gateway_messages(encode([message])) == [message]
 
 
 @pytest.mark.parametrize("message", FROM_ENGINE, ids=lambda m: type(m).__name__)
 def test_an_engines_message_survives_the_wire(message: protocol.EngineMessage) -> None:
-    assert decode_engine_message(encode(message)) == message
+    assert decode_engine_messages(encode([message])) == [message]
+
+
+def test_several_messages_share_a_frame_and_one_alone_is_as_it_was_in_version_1() -> None:
+    assert decode_gateway_messages(encode(FROM_GATEWAY)) == FROM_GATEWAY
+    assert decode_engine_messages(encode(FROM_ENGINE)) == FROM_ENGINE
+    hello = msgspec.msgpack.decode(encode(FROM_GATEWAY[:1]))
+    assert (hello["type"], hello["version"]) == ("Hello", 1)
 
 
 def test_the_two_directions_are_not_mixed_up() -> None:
     with pytest.raises(ProtocolError):
-        decode_engine_message(encode(Ping()))
+        decode_engine_messages(encode([Ping()]))
     with pytest.raises(ProtocolError):
-        decode_gateway_message(encode(FROM_ENGINE[-1]))
+        decode_gateway_messages(encode(FROM_ENGINE[-1:]))
 
 
 def test_unknown_fields_of_a_newer_release_are_ignored() -> None:
     frame = msgspec.msgpack.encode({"type": "StreamClosed", "rid": "r", "reason": "x", "mood": "good"})
-    assert decode_gateway_message(frame) == StreamClosed(rid="r", reason="x")
+    assert decode_gateway_messages(frame) == [StreamClosed(rid="r", reason="x")]
 
 
 @given(st.binary(max_size=200))
 def test_other_bytes_are_refused_with_one_kind_of_error(frame: bytes) -> None:
-    for decode in (decode_gateway_message, decode_engine_message):
+    for decode in (decode_gateway_messages, decode_engine_messages):
         with contextlib.suppress(ProtocolError):
             decode(frame)
 
@@ -110,20 +117,20 @@ def is_within(value: float, bounds: tuple[float, float]) -> bool:
 def test_a_reading_has_numbers_that_a_reader_can_have(numbers: tuple[float, ...], paused: bool) -> None:
     names = ("at", "consumed", "rate", "rate_low", "rate_high")
     raw = {"rid": "r", "paused": paused, **dict(zip(names, numbers, strict=True))}
-    message = decode_gateway_message(msgspec.msgpack.encode({"type": "Consumption", "readings": [raw]}))
+    (message,) = decode_gateway_messages(msgspec.msgpack.encode({"type": "Consumption", "readings": [raw]}))
     assert isinstance(message, Consumption)
     (reading,) = message.readings
     assert 0.01 <= reading.rate_low <= reading.rate <= reading.rate_high <= 10_000
     assert is_within(reading.consumed, TOKENS)
     assert is_within(reading.at, SECONDS)
-    assert decode_gateway_message(encode(message)) == message
+    assert decode_gateway_messages(encode([message])) == [message]
 
 
 @given(st.tuples(*[ANY_NUMBER] * 4))
 def test_an_opened_stream_has_numbers_to_divide_by(numbers: tuple[float, ...]) -> None:
     names = ("at", "declared_rate", "weight", "ttft_s")
     raw = {"type": "StreamOpened", "rid": "r", **dict(zip(names, numbers, strict=True))}
-    opened = decode_gateway_message(msgspec.msgpack.encode(raw))
+    (opened,) = decode_gateway_messages(msgspec.msgpack.encode(raw))
     assert isinstance(opened, StreamOpened)
     assert opened.declared_rate is None or is_within(opened.declared_rate, (0.01, 10_000))
     assert is_within(opened.weight, (0.001, 1000))

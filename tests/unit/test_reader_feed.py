@@ -145,7 +145,7 @@ class Link:
         self.feed = ReaderFeed([self.stream], readers(), self.send)
         for _ in range(500):
             self.stream.reader.content("word ")
-        self.stream.reader.delivered(500, self.now)
+        self.stream.reader.delivered([500], [self.now])
         self.stream.counted = 500
         self.buffer.generate(500, now=self.now)
 

@@ -37,7 +37,7 @@ def begin(
     track = made.opened(tenant=tenant, user=user, reader="human", declared_rate=rate, now=now)
     for _ in range(WORDS):
         track.content("word ")
-    track.delivered(WORDS, now)
+    track.delivered([WORDS], [now])
     return track
 
 

@@ -14,7 +14,7 @@ def track(words: str = "", *, declared_rate: float | None = None) -> ReaderTrack
     made = ReaderTrack(reader="human", declared_rate=declared_rate, now=0.0)
     for word in words.split():
         made.content(word)
-    made.delivered(made.shape.tokens, 0.0)
+    made.delivered([made.shape.tokens], [0.0])
     return made
 
 
@@ -70,7 +70,7 @@ def test_a_hidden_page_pauses_nobody_who_listens() -> None:
     made = ReaderTrack(reader="voice", declared_rate=None, now=0.0)
     for _ in range(400):
         made.content("word ")
-    made.delivered(400, 0.0)
+    made.delivered([400], [0.0])
     for second in range(1, 9):
         made.progress([report(second, tokens=3.0 * second, rate=3.0, visible=False)], float(second))
     estimate = made.estimate(8.9)
@@ -175,7 +175,7 @@ def test_an_event_of_several_tokens_spreads_its_characters_over_them() -> None:
     made.content("ab")
     made.content("cdefgh", tokens=3)
     made.content("\U0001f30d", tokens=3)
-    made.delivered(7, 0.0)
+    made.delivered([7], [0.0])
     for seq, (chars, tokens) in enumerate([(2, 1.0), (4, 2.0), (5, 2.5), (8, 4.0), (9, 7.0)]):
         made.progress([report(seq, chars=chars)], 0.0)
         assert made.reported == tokens
@@ -185,7 +185,7 @@ def test_clients_count_events() -> None:
     made = ReaderTrack(reader="human", declared_rate=None, now=0.0)
     for text, tokens in [("a", 1), ("bcd", 3), ("e", 0), ("f", 1)]:
         made.content(text, tokens)
-    made.delivered(5, 0.0)
+    made.delivered([5], [0.0])
     for seq, (events, tokens) in enumerate([(1, 1.0), (1.5, 2.5), (2, 4.0), (3, 4.0), (4, 5.0), (9, 5.0)]):
         made.progress([report(seq, tokens=events)], 0.0)
         assert made.reported == tokens
@@ -195,6 +195,6 @@ def test_nobody_has_read_what_was_not_handed_over() -> None:
     made = ReaderTrack(reader="human", declared_rate=100.0, now=0.0)
     for _ in range(10):
         made.content("ab")
-    made.delivered(4, 0.0)
+    made.delivered([4], [0.0])
     made.progress([report(0, tokens=9)], 0.0)
     assert (made.reported, made.estimate(9.0).consumed) == (4.0, 4.0)

@@ -126,9 +126,9 @@ def test_an_older_kernels_shorter_struct_shows_nothing() -> None:
 
 def test_a_write_counts_once_it_is_whole_and_in_proportion_before() -> None:
     ledger = ByteLedger()
-    ledger.wrote(100, 1)
-    ledger.wrote(50, 1)
-    ledger.wrote(200, 5)
+    ledger.wrote([100], [1])
+    ledger.wrote([50], [1])
+    ledger.wrote([200], [5])
     assert [ledger.tokens_within(size) for size in (-5, 0, 50, 100, 150, 250, 350, 999)] == [
         0.0,
         0.0,
@@ -146,8 +146,8 @@ def test_what_is_forgotten_changes_nothing_beyond_it(writes: list[tuple[int, int
     whole, trimmed, tokens = ByteLedger(), ByteLedger(), 0
     for size, more in writes:
         tokens += more
-        whole.wrote(size, tokens)
-        trimmed.wrote(size, tokens)
+        whole.wrote([size], [tokens])
+        trimmed.wrote([size], [tokens])
         trimmed.forget(int(share * trimmed.bytes))
     for size in range(int(share * whole.bytes), whole.bytes + 1, 97):
         assert trimmed.tokens_within(size) == whole.tokens_within(size)
@@ -315,8 +315,8 @@ class Followed:
         for _ in range(events):
             self.reader.content("word ")
         tokens, size = self.reader.shape.tokens, events * EVENT
-        self.reader.delivered(tokens, now)
-        self.track.wrote(size, tokens, tokens)
+        self.reader.delivered([tokens], [now])
+        self.track.wrote([size], tokens, [tokens])
         self.client.written += size + len(f"{size:x}") + 4
 
     def look(self, *, now: float) -> Estimate:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from math import ceil
 from typing import TextIO
@@ -30,6 +30,7 @@ from tokenflow_engine.control.ratelimit import Occasionally
 from tokenflow_engine.control.wakeup import Wakeup
 from tokenflow_engine.control.zap import ZAP_ENDPOINT, answer_zap
 from tokenflow_engine.protocol import (
+    MOST_IN_A_FRAME,
     EngineMessage,
     EngineStats,
     GatewayMessage,
@@ -38,7 +39,7 @@ from tokenflow_engine.protocol import (
     ProtocolError,
     Refused,
     Welcome,
-    decode_gateway_message,
+    decode_gateway_messages,
     encode,
 )
 
@@ -231,8 +232,9 @@ class LinkServer:
                 return
             try:
                 if len(frames) != 1:
-                    raise ProtocolError(f"a message is one frame, not {len(frames)}")
-                self._handle(identity, decode_gateway_message(frames[0]), now)
+                    raise ProtocolError(f"messages are in one frame, not {len(frames)}")
+                for message in decode_gateway_messages(frames[0]):
+                    self._handle(identity, message, now)
             except ProtocolError as error:
                 self._refuse(identity, Refused(code="bad_message", reason=str(error)), sender="a peer")
 
@@ -290,20 +292,18 @@ class LinkServer:
         self.for_scheduler.ring()
 
     def _collect(self, now: float) -> None:
+        confirmed: defaultdict[Owner, list[EngineMessage]] = defaultdict(list)
         while self._posted:
             posted = self._posted.popleft()
             self._active_until = now + _ACTIVE_FOR_S
             if isinstance(posted, Confirmation):
-                self._send_confirmation(posted)
+                states = self._outbox.take(posted.owner, at=time.time())
+                confirmed[posted.owner] += (posted.message,) if states is None else (states, posted.message)
             else:
                 updates, is_urgent = posted
                 self._outbox.add(updates, is_urgent=is_urgent, now=now)
-
-    def _send_confirmation(self, confirmation: Confirmation) -> None:
-        states = self._outbox.take(confirmation.owner, at=time.time())
-        if states is not None:
-            self._send_to(confirmation.owner, states)
-        self._send_to(confirmation.owner, confirmation.message)
+        for owner, messages in confirmed.items():
+            self._send_to(owner, *messages)
 
     def _beat(self, now: float) -> None:
         self._stats_due = now + _STATS_EVERY_S
@@ -315,13 +315,15 @@ class LinkServer:
         for identity in self._peers.identities():
             self._send(identity, stats)
 
-    def _send_to(self, owner: Owner, message: EngineMessage) -> None:
+    def _send_to(self, owner: Owner, *messages: EngineMessage) -> None:
         identity = self._peers.identity(owner)
         if identity is not None:
-            self._send(identity, message)
+            self._send(identity, *messages)
 
-    def _send(self, identity: bytes, message: EngineMessage) -> None:
+    def _send(self, identity: bytes, *messages: EngineMessage) -> None:
         try:
-            self._socket.send_multipart([identity, encode(message)], zmq.NOBLOCK)
+            for at in range(0, len(messages), MOST_IN_A_FRAME):
+                frame = encode(messages[at : at + MOST_IN_A_FRAME])
+                self._socket.send_multipart([identity, frame], zmq.NOBLOCK)
         except zmq.Again:
             self._failures.log(_logger, "send", "TokenFlow link: a gateway does not read; messages are lost")

@@ -145,6 +145,7 @@ class ProgressRoute:
         now = time.monotonic()
         stream = self._streams.get(rid)
         if stream is not None and stream.end is None:
+            stream.settle()
             taken = self._report(stream.reader, reports, now)
             if taken["accepted"]:
                 self.on_change(stream)

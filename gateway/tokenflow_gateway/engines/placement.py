@@ -65,6 +65,8 @@ class Placement:
 
     def choose(self, engines: Sequence[Engine], wish: Wish, now: float) -> Engine | None:
         """The best of these, or None where all are too late."""
+        if len(engines) == 1:
+            return None if self.wait_s(engines[0], wish, now) is None else engines[0]
         in_time, soon = [], []
         for engine in engines:
             wait_s = self.wait_s(engine, wish, now)

@@ -92,7 +92,10 @@ class EngineRegistry:
 
     def known(self, model: str | None) -> str | None:
         """`model`, if an engine has it; None for all other names, which clients make up."""
-        return model if any(model in engine.model_ids for engine in self._engines) else None
+        for engine in self._engines:
+            if model in engine.model_ids:
+                return model
+        return None
 
     def models(self, *, among: Set[str] | None = None) -> list[dict[str, object]]:
         """The models of all healthy engines, each once; of those named in `among`, where it is given."""

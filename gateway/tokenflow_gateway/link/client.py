@@ -2,7 +2,7 @@
 
 Callbacks of the event loop own the DEALER socket: they read it, say hello, ping and notice silence. A task
 waits until that is over, and starts anew. Everybody else only queues messages, which never waits. Those of
-one turn of the event loop go to zmq together, as the next one begins, with those before that were not
+one turn of the event loop go to zmq in one frame, as the next one begins, with those before that were not
 urgent: to wake zmq's thread costs more than the messages. Requests to engines are written behind them, so
 that a stream's announcement is ahead of its request. While the link is down messages are dropped: at the
 next welcome the live streams are announced anew, and streams go on without a link as the stock engine
@@ -16,6 +16,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -25,6 +26,7 @@ from tokenflow_engine.control.endpoint import curve_keys, is_encrypted
 from tokenflow_engine.protocol import (
     HEARTBEAT_S,
     LINK_TIMEOUT_S,
+    MOST_IN_A_FRAME,
     PROTOCOL_VERSION,
     Aborted,
     Consumption,
@@ -40,7 +42,7 @@ from tokenflow_engine.protocol import (
     StreamState,
     StreamStates,
     Welcome,
-    decode_engine_message,
+    decode_engine_messages,
     encode,
 )
 from tokenflow_gateway.engines.engine import NOT_CONNECTED, Engine
@@ -54,7 +56,7 @@ RETRY_AFTER_REFUSAL_S = 5.0
 _HELLO_EVERY_S = 0.25
 _READABLE = int(zmq.POLLIN)  # a plain number: the enumeration's operators are slow
 _MOST_IN_A_ROW = 20
-"""Messages taken before everybody else has a turn."""
+"""Messages taken before everybody else has a turn; a frame is taken whole."""
 _NOT_URGENT_S = 0.005
 """For a message that nobody waits for, until it goes by itself."""
 _MAX_UNSENT = 10_000
@@ -102,7 +104,7 @@ class EngineLink:
         self._context = context
         self._clock = clock
         self._socket: zmq.Socket[bytes] | None = None
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[GatewayMessage] = deque()
         self._sends_soon = False
         self._sends_later = False
         engine.tell = self.tell
@@ -228,18 +230,21 @@ class EngineLink:
         Read without zmq.asyncio, whose futures cost more than the messages. The descriptor tells of changes
         only, and sending may swallow one: hence the look at the socket's events, there as here.
         """
-        for _ in range(_MOST_IN_A_ROW):
+        taken = 0
+        while taken < _MOST_IN_A_ROW:
             if not int(socket.get(zmq.EVENTS)) & _READABLE:
                 return None
-            message = decode_engine_message(socket.recv(zmq.NOBLOCK))
+            messages = decode_engine_messages(socket.recv(zmq.NOBLOCK))
             self._heard = self._clock()
-            refused = self._take(message)
-            if refused is None:
-                continue
-            if refused.code != "hello_required":
-                self._down(f"refused: {refused.reason}")
-                return RETRY_AFTER_REFUSAL_S
-            self._engine.welcome = None  # it has restarted, and does not know us
+            taken += max(1, len(messages))
+            for message in messages:
+                refused = self._take(message)
+                if refused is None:
+                    continue
+                if refused.code != "hello_required":
+                    self._down(f"refused: {refused.reason}")
+                    return RETRY_AFTER_REFUSAL_S
+                self._engine.welcome = None  # it has restarted, and does not know us
         self._loop.call_soon(self._look)  # others have their turn first
         return None
 
@@ -306,7 +311,7 @@ class EngineLink:
         elif not (urgent or self._sends_later):
             self._sends_later = True
             self._loop.call_later(_NOT_URGENT_S, self._send_later)
-        self._unsent.append(encode(message))
+        self._unsent.append(message)
         return True
 
     def _send_soon(self) -> None:
@@ -335,13 +340,14 @@ class EngineLink:
         return not self._stuck
 
 
-def _all_sent(socket: zmq.Socket[bytes], unsent: deque[bytes]) -> bool:
+def _all_sent(socket: zmq.Socket[bytes], unsent: deque[GatewayMessage]) -> bool:
     """Whether the socket takes all of it now, in order."""
-    send = socket.send
     try:
         while unsent:
-            send(unsent[0], zmq.NOBLOCK)
-            unsent.popleft()
+            batch = list(islice(unsent, MOST_IN_A_FRAME))
+            socket.send(encode(batch), zmq.NOBLOCK)
+            for _ in batch:
+                unsent.popleft()
     except zmq.Again:
         return False
     return True

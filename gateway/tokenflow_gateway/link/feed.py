@@ -121,6 +121,7 @@ class ReaderFeed:
                 self._told(batch)
 
     def _look(self, stream: Stream, batch: list[tuple[Stream, Reading]]) -> None:
+        stream.settle()
         track = stream.reader
         all_has_come = 0 < track.shape.tokens <= track.handed_over
         estimate = self._readers.look(track, waiting=all_has_come, now=time.monotonic())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from tokenflow_gateway.readers.ledger import ByteLedger
@@ -73,17 +73,22 @@ class ConnectionTrack:
         """Readable tokens handed over that the client's program had certainly not taken at the last look."""
         return 0.0 if self._at_most is None else max(0.0, self._ledger.tokens - self._at_most)
 
-    def wrote(self, size: int, tokens: int, readable: int) -> None:
-        """`size` bytes have been handed to the server; the client has so many tokens with them."""
-        if size:
-            framed = size + (size.bit_length() + 3) // 4 + 4  # of HTTP's chunked transfer
-            self._ledger.wrote(framed, readable)
-            self._tokens = tokens
+    def due(self, now: float) -> bool:
+        """Whether to look again."""
+        return now >= self._look_at
+
+    def wrote(self, sizes: Sequence[int], tokens: int, readable: Sequence[int]) -> None:
+        """Chunks of so many bytes have been handed to the server.
+
+        The client has so many `readable` tokens with each, and `tokens` in all.
+        """
+        self._ledger.wrote(sizes, readable)
+        self._tokens = tokens
 
     def look(self, reader: ReaderTrack, *, now: float) -> bool:
         """Read the connection and tell `reader`; whether it was news. Free while nothing is under way."""
         ledger = self._ledger
-        if self._settled_at == ledger.bytes or now < self._look_at:
+        if self._settled_at == ledger.bytes:
             return False
         reading = self._meter.probe()
         if reading is None:
@@ -127,7 +132,9 @@ class ConnectionSweep:
             self._look(stream)
 
     def _look(self, stream: Stream) -> None:
-        if stream.end is not None or stream.connection is None:
+        connection, now = stream.connection, time.monotonic()
+        if stream.end is not None or connection is None or not connection.due(now):
             return
-        if stream.connection.look(stream.reader, now=time.monotonic()):
+        stream.settle()
+        if connection.look(stream.reader, now=now):
             self._on_news(stream)

@@ -7,6 +7,7 @@ tokens: content events of the answer; reasoning and tool calls take no reading t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -143,11 +144,17 @@ class Estimator:
         if self._learned_s == 0.0:
             self._rate = pace.rate
 
-    def deliver(self, total: int, *, now: float) -> None:
-        """`total` readable tokens have been handed to the client so far."""
-        self._advance(now)
-        if total > self.delivered:
-            self.delivered = total
+    def deliver(self, totals: Sequence[int], times: Sequence[float]) -> None:
+        """So many readable tokens had been handed to the client at each of these times.
+
+        They matter one by one to a reader who has to wait for text, and else the last does.
+        """
+        if self._position + self._rate * (times[-1] - self._at) < self.delivered:
+            totals, times = totals[-1:], times[-1:]
+        for total, at in zip(totals, times, strict=True):
+            self._advance(at)
+            if total > self.delivered:
+                self.delivered = total
 
     def report(
         self, *, at: float, position: float | None, rate: float | None, paused: bool, now: float

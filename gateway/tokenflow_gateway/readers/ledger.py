@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, islice
 
 __all__ = ["ByteLedger"]
 
@@ -23,12 +25,11 @@ class ByteLedger:
         """Written so far."""
         self.tokens = 0
 
-    def wrote(self, size: int, tokens: int) -> None:
-        """`size` more bytes have been handed over, which complete `tokens` readable tokens in all."""
-        self.bytes += size
-        self.tokens = tokens
-        self._bytes.append(self.bytes)
-        self._tokens.append(tokens)
+    def wrote(self, sizes: Iterable[int], tokens: Sequence[int]) -> None:
+        """So many more bytes have been handed over in each write, and complete so many tokens in all."""
+        self._bytes.extend(islice(accumulate(sizes, initial=self.bytes), 1, None))
+        self._tokens.extend(tokens)
+        self.bytes, self.tokens = self._bytes[-1], tokens[-1]
 
     def tokens_within(self, size: int) -> float:
         """How many tokens the first `size` bytes carry; inside of a write, in proportion."""

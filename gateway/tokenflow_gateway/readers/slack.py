@@ -22,6 +22,7 @@ _BOUNDS_S = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, math.inf)
 
 def slack_s(stream: Stream, now: float) -> float | None:
     """Seconds that the unread text will last; infinite for who pauses, None before the first token."""
+    stream.settle()
     track = stream.reader
     if stream.first_token is None or not track.handed_over:
         return None

@@ -6,6 +6,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
 
 from tokenflow_engine.protocol import Reader
 from tokenflow_gateway.readers.estimator import Estimate, Estimator, Pace
@@ -133,13 +134,30 @@ class ReaderTrack:
         elif tokens != 1:
             self._tokens_until = array("I", [*range(1, self._events), self.shape.tokens])
 
+    def contents(self, texts: Sequence[str], tokens: Sequence[int]) -> list[int]:
+        """The same for several events; returns how many readable tokens there are with each."""
+        shape, text = self.shape, "".join(texts)
+        if self._tokens_until is not None or "`" in text or set(tokens) != {1}:
+            readable = []
+            for one, count in zip(texts, tokens, strict=True):
+                self.content(one, count)
+                readable.append(shape.tokens)
+            return readable
+        before = shape.tokens
+        chars = accumulate(map(len, texts), initial=shape.chars)
+        self._chars_until.extend(islice(chars, 1, None))
+        self._events += len(texts)
+        shape.add(text, tokens=len(texts))
+        return list(range(before + 1, shape.tokens + 1))
+
     def hidden(self, tokens: int = 1) -> None:
         """An event with tokens that nobody reads has come: reasoning, tool calls."""
         self._hidden_tokens += tokens
 
-    def delivered(self, tokens: int, now: float) -> None:
-        """The client has been handed the first `tokens` readable tokens."""
-        self._estimator.deliver(tokens, now=now)
+    def delivered(self, totals: Sequence[int], times: Sequence[float]) -> None:
+        """The client has been handed the first so many readable tokens, at each of these times."""
+        self._estimator.deliver(totals, times)
+        now = times[-1]
         if self.declared_rate is None and self.shape.tokens >= self._look_again_tokens:
             self._look_again_tokens *= 2
             self._estimator.set_pace(self._prior(), now=now)

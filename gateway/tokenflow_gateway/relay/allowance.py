@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import replace
+from functools import lru_cache
 from types import TracebackType
 
 from tokenflow_gateway.relay.errors import RateLimited
 from tokenflow_gateway.relay.upstream import Header
-from tokenflow_gateway.tenants.limits import Lease, LimitStore, Quota, Subject, Verdict, subjects_of
-from tokenflow_gateway.tenants.model import Limits, Principal
+from tokenflow_gateway.tenants.limits import Lease, LimitStore, Quota, Subject, Verdict
+from tokenflow_gateway.tenants.model import Limits
 
 __all__ = ["Allowance", "allowed", "quota_headers"]
 
@@ -41,18 +42,17 @@ class Allowance:
 
 async def allowed(
     limits: LimitStore,
-    principal: Principal,
+    subjects: tuple[Subject, ...],
     *,
     tokens: int,
     headers: list[Header],
     generates: bool = True,
 ) -> Allowance:
-    """Count a request as one of its tenant's and key's, until the context is left. Raises `RateLimited`.
+    """Count a request for these, until the context is left. Raises `RateLimited`.
 
     `headers` of its answer get the ``x-ratelimit-*`` ones. One that `generates` nothing needs no place among
     the streams at a time, and takes none.
     """
-    subjects = subjects_of(principal)
     if not generates:
         subjects = tuple(Subject(name, replace(own, concurrent_streams=None)) for name, own in subjects)
     if not subjects:
@@ -71,25 +71,31 @@ async def allowed(
 def quota_headers(verdict: Verdict) -> list[Header]:
     """As OpenAI's: the limit, what is left of it, and how long until nothing of it is used."""
     told: list[Header] = []
-    for kind, quota in ((b"requests", verdict.requests), (b"tokens", verdict.tokens)):
-        if quota is not None:
-            told += _headers_of(kind, quota)
+    if (quota := verdict.requests) is not None:
+        told += zip(_REQUESTS, _values(quota), strict=True)
+    if (quota := verdict.tokens) is not None:
+        told += zip(_TOKENS, _values(quota), strict=True)
     return told
 
 
-def _headers_of(kind: bytes, quota: Quota) -> list[Header]:
-    return [
-        (b"x-ratelimit-limit-" + kind, str(quota.limit).encode()),
-        (b"x-ratelimit-remaining-" + kind, str(quota.remaining).encode()),
-        (b"x-ratelimit-reset-" + kind, _duration(quota.reset_s).encode()),
-    ]
+_REQUESTS, _TOKENS = (
+    (b"x-ratelimit-limit-" + kind, b"x-ratelimit-remaining-" + kind, b"x-ratelimit-reset-" + kind)
+    for kind in (b"requests", b"tokens")
+)
+
+
+def _values(quota: Quota) -> tuple[bytes, bytes, bytes]:
+    return b"%d" % quota.limit, b"%d" % quota.remaining, _duration(quota.reset_s).encode()
 
 
 def _duration(seconds: float) -> str:
     """``850ms``, ``12.5s`` or ``1m0s``, as OpenAI writes it."""
-    if seconds < 1:
-        return f"{math.ceil(seconds * 1000)}ms"
-    minutes, rest = divmod(math.ceil(seconds * 10) / 10, 60)
+    return f"{math.ceil(seconds * 1000)}ms" if seconds < 1 else _in_tenths(math.ceil(seconds * 10))
+
+
+@lru_cache(maxsize=1024)
+def _in_tenths(tenths: int) -> str:
+    minutes, rest = divmod(tenths / 10, 60)
     return f"{int(minutes)}m{rest:g}s" if minutes else f"{rest:g}s"
 
 

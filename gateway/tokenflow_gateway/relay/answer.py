@@ -22,6 +22,7 @@ from tokenflow_gateway.relay.errors import (
     normalise_error,
 )
 from tokenflow_gateway.relay.exchange import STREAM_HEADER, STREAM_HEADERS, Exchange
+from tokenflow_gateway.relay.express import Express, note_usage
 from tokenflow_gateway.relay.guard import RequestGuard
 from tokenflow_gateway.relay.meter import Piece
 from tokenflow_gateway.relay.sse import Event, SSEError, SSEReader
@@ -103,39 +104,29 @@ async def relay_events(
     then wait in `delivery`.
     """
     content = response.content
-    text = stream.reader.shape  # of which `meter.readable` are the tokens
-
-    def take(data: bytes) -> bool:
-        """Pass on what needs nobody to wait, within the read that has brought it."""
-        events = meter.events
-        ready = meter.feed(data)
-        stream.received = meter.tokens
-        if meter.settled or stream.prompt_tokens is None:
-            _note_usage(stream, meter)
-        delivery.put(ready, meter.tokens, text.tokens, last=meter.done and response.complete)
-        if meter.events != events:
-            guard.expect(idle_s, IdleTimeout)
-        return not (meter.done or meter.aborted or (stream.held_bytes and delivery.full))
-
     try:
-        while data := await content.read(READ_BYTES):
-            deadline, events = guard.hold(), meter.events  # to wait for the client is not to wait for it
-            await _pass_on(head, stream, delivery, meter, response, data)
-            while not (meter.done or meter.aborted):
-                if delivery.full:
-                    await delivery.room()
-                if meter.events == events:
-                    guard.resume(deadline)
-                else:
-                    guard.expect(idle_s, IdleTimeout)
-                if delivery.paced or not head.sent or await content.pass_to(take):
+        with Express(response, guard, stream, delivery, meter, idle_s=idle_s) as express:
+            while data := await content.read(READ_BYTES):
+                deadline, events = guard.hold(), meter.events  # to wait for the client is not to wait for it
+                await _pass_on(head, stream, delivery, meter, response, data)
+                while not (meter.done or meter.aborted):
+                    if delivery.full:
+                        await delivery.room()
+                    if meter.events == events:
+                        guard.resume(deadline)
+                    else:
+                        guard.expect(idle_s, IdleTimeout)
+                    if delivery.paced or not head.sent:
+                        break
+                    express.go_on()
+                    if await content.pass_to(express.take, express.pass_by):
+                        break
+                    guard.hold()
+                    events = -1
+                if meter.aborted:
+                    raise EngineAborted(_GIVEN_UP)
+                if meter.done:
                     break
-                guard.hold()
-                events = -1
-            if meter.aborted:
-                raise EngineAborted(_GIVEN_UP)
-            if meter.done:
-                break
     except SSEError as error:
         raise _unreadable(error) from error
     guard.hold()
@@ -182,14 +173,7 @@ async def _put(
 
 def _note_counts(stream: Stream, meter: Meter) -> None:
     stream.received = meter.tokens
-    _note_usage(stream, meter)
-
-
-def _note_usage(stream: Stream, meter: Meter) -> None:
-    if meter.usage is not None and (meter.settled or stream.prompt_tokens is None):
-        stream.prompt_tokens = meter.usage.prompt
-        if meter.settled:
-            stream.usage_tokens = meter.tokens
+    note_usage(stream, meter)
 
 
 async def _read_tail(response: EngineAnswer) -> None:

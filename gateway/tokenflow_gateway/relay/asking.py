@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from types import TracebackType
 
+import msgspec
+
 from tokenflow_gateway.config import Timeouts
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.engines.placement import Wish
@@ -26,6 +28,7 @@ from tokenflow_gateway.relay.errors import (
 )
 from tokenflow_gateway.relay.exchange import Exchange
 from tokenflow_gateway.relay.guard import RequestGuard, TotalTime
+from tokenflow_gateway.relay.head import Head
 from tokenflow_gateway.relay.outcome import Outcome
 from tokenflow_gateway.relay.routes import route_of
 from tokenflow_gateway.relay.upstream import EngineRequest, Header, Upstream
@@ -34,27 +37,31 @@ from tokenflow_gateway.tenants.model import Principal
 __all__ = ["BUSY", "Asking", "Request"]
 
 
-@dataclass(slots=True)
-class Request:
+class Request(msgspec.Struct, eq=False):
     """A request as it arrived, and how long it may take."""
 
     exchange: Exchange
     dialect: Dialect
+    head: Head
     body: bytes
-    timeouts: Timeouts
-    usual: Timeouts
-    """Of tenants that name none of their own."""
     total: TotalTime
-    principal: Principal
     may_replace: bool = True
     """No connection of it has been replaced; see `EngineRequest`."""
+
+    @property
+    def timeouts(self) -> Timeouts:
+        return self.head.timeouts
+
+    @property
+    def principal(self) -> Principal:
+        return self.head.principal
 
     def gave_up_early(self, error: RelayError) -> bool:
         """Whether the engine has had less time for this than it has for tenants in general."""
         if not isinstance(error, EngineTimeout):
             return False
         phase = f"{error.phase}_s"
-        return bool(getattr(self.timeouts, phase) < getattr(self.usual, phase))
+        return bool(getattr(self.timeouts, phase) < getattr(self.head.usual, phase))
 
 
 class _Answered:
@@ -70,11 +77,11 @@ class _Answered:
 
     async def __aenter__(self) -> tuple[RequestGuard, EngineAnswer]:
         guard = self._guard
-        await guard.__aenter__()
+        guard.enter()
         guard.expect(self._asked.timeouts.first_byte_s, FirstByteTimeout)
         trial = self._engine.breaker.asked()
         try:
-            answer = await self._request.__aenter__()
+            answer = await self._request.answer()
         except BaseException as error:
             self._engine.breaker.unheard(trial)  # a failure of the engine's is told by `failed`
             await guard.__aexit__(type(error), error, error.__traceback__)
@@ -87,7 +94,7 @@ class _Answered:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._request.__aexit__(kind, error, trace)
+        self._request.leave()
         await self._guard.__aexit__(kind, error, trace)
 
 
@@ -139,7 +146,7 @@ class Asking:
                 engine,
                 exchange.method,
                 exchange.path_qs,
-                headers=exchange.headers,
+                headers=request.head.passed,
                 own_headers=own_headers,
                 request_id=exchange.request_id,
                 body=body,

@@ -112,7 +112,7 @@ def _request(
         engine,
         method,
         f"/v1/responses/{quote(response_id, safe='')}{what}",
-        headers=exchange.headers,
+        headers=request.head.passed,
         request_id=exchange.request_id,
         body=None,
         connect_s=request.timeouts.connect_s,

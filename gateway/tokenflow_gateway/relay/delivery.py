@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from asyncio import WriteTransport
+from collections.abc import Sequence
 from functools import cached_property
 from types import TracebackType
 
@@ -137,6 +139,27 @@ class Delivery:
         plain = self._writer is None and self._pacer is None and 0 < len(data) <= _WRITE_BYTES
         return plain and self._exchange.writable
 
+    @property
+    def transport(self) -> WriteTransport | None:
+        """Where framed chunks may go by `put`, each while nothing is left there; see `passed`.
+
+        None while something waits here, and where answers are not framed.
+        """
+        return self._exchange.transport if self.empty and self._pacer is None else None
+
+    def passed(
+        self, sizes: Sequence[int], tokens: int, readable: Sequence[int], times: Sequence[float]
+    ) -> None:
+        """Chunks of so many bytes have gone by at these times.
+
+        The client has so many `readable` tokens with each, and `tokens` in all.
+        """
+        self._last_put = (tokens, readable[-1])
+        self._written_at = times[-1]
+        self._client_has(tokens, readable, times)
+        if self._stream.connection is not None:
+            self._stream.connection.wrote(sizes, tokens, readable)
+
     def put(self, data: bytes, tokens: int, readable: int, *, last: bool = False) -> None:
         """Take the next `Piece`. `last`: the answer may end with it; `finish` is still to come."""
         if self._fault is not None:
@@ -218,6 +241,7 @@ class Delivery:
     @property
     def silent_s(self) -> float:
         """Seconds since the client's connection was last handed something."""
+        self._stream.settle()
         return time.monotonic() - self._written_at
 
     @property
@@ -227,10 +251,12 @@ class Delivery:
 
     def interject(self, data: bytes) -> None:
         """Hand over what counts as no text; only while `between_events`."""
+        self._stream.settle()
         self._exchange.write_now(data)
         self._written_at = time.monotonic()
         if self._stream.connection is not None:
-            self._stream.connection.wrote(len(data), self._stream.delivered, self._readable)
+            tokens, readable = self._has
+            self._stream.connection.wrote((_framed_bytes(len(data)),), tokens, (readable,))
 
     # ---- inside ----------------------------------------------------------------------------------
 
@@ -321,20 +347,28 @@ class Delivery:
     def _handed_over(self, size: int, tokens: int, readable: int) -> None:
         """So many bytes have gone to the client's connection, which has so many tokens with them."""
         now = time.monotonic()
+        self._client_has(tokens, (readable,), (now,))
         if size:
             self._written_at = now
+            if self._stream.connection is not None:
+                self._stream.connection.wrote((_framed_bytes(size),), tokens, (readable,))
+
+    def _client_has(self, tokens: int, readable: Sequence[int], times: Sequence[float]) -> None:
         stream = self._stream
         if tokens and stream.first_token is None:
-            stream.first_token = now
+            stream.first_token = times[0]
         stream.delivered = tokens
-        self._readable = readable
-        stream.reader.delivered(readable, now)
-        if stream.connection is not None:
-            stream.connection.wrote(size, tokens, readable)
+        self._readable = readable[-1]
+        stream.reader.delivered(readable, times)
 
     def _raise_fault(self) -> None:
         if self._fault is not None:
             raise self._fault
+
+
+def _framed_bytes(size: int) -> int:
+    """Of an HTTP chunk with so many bytes in it."""
+    return size + (size.bit_length() + 3) // 4 + 4
 
 
 def _counted(piece: Piece) -> tuple[int, int, int]:

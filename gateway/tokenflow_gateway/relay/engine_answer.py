@@ -46,6 +46,7 @@ class AnswerBody:
         "_transport",
         "_waiter",
         "parsed",
+        "pass_by",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
@@ -59,6 +60,8 @@ class AnswerBody:
         self._take: Callable[[bytes], bool] | None = None
         self._decoder: _Decoder | None = None
         self._paused = False
+        self.pass_by: Callable[[bytes], bool] | None = None
+        """What is asked first, as `pass_to` has it."""
         self.parsed: list[bytes] = []
         """What the parser has found in the read under way; see `flush`."""
 
@@ -94,8 +97,13 @@ class AnswerBody:
         """All of it has been handed on."""
         return self._ended and not self._held and self._decoder is None
 
-    async def pass_to(self, take: Callable[[bytes], bool]) -> bool:
+    async def pass_to(
+        self, take: Callable[[bytes], bool], pass_by: Callable[[bytes], bool] | None = None
+    ) -> bool:
         """Call `take` with each piece, as it arrives and within the read that brought it; no task is woken.
+
+        `pass_by` is asked first, with each read of the connection that begins where an HTTP chunk does: if it
+        returns True, the read was one whole chunk, framed as it came, and is done with.
 
         Until `take` returns False, which this returns then: what comes after that piece is held. True at the
         end of the body. Raises what `take` raises, or `EngineUnreachable`.
@@ -112,11 +120,11 @@ class AnswerBody:
             raise self._error
         if self._ended:
             return True
-        self._take = take
+        self._take, self.pass_by = take, pass_by
         try:
             return await self._wait()
         finally:
-            self._take = None
+            self._take = self.pass_by = None
 
     # ---- for the connection --------------------------------------------------------------------------
 
@@ -171,6 +179,7 @@ class AnswerBody:
         self._waiter.set_result(False)
 
     def _hold(self, data: bytes) -> None:
+        self.pass_by = None  # nothing overtakes it
         self._held.append(data)
         self._bytes += len(data)
         if self._bytes >= _HIGH_BYTES and not self._paused and not self._transport.is_closing():
@@ -256,6 +265,7 @@ class EngineAnswer:
     """
 
     __slots__ = (
+        "_before_chunk",
         "_complete",
         "_framed",
         "_head",
@@ -285,6 +295,7 @@ class EngineAnswer:
         """Once the answer is complete, the connection can take the next request."""
         self._head: asyncio.Future[None] | None = None
         self._head_bytes = 0  # that came since the last of the body
+        self._before_chunk = False  # the next read begins a chunk of the body
         self._framed = False  # the body's end is in the protocol, not the end of the connection
         self._complete = False
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
@@ -331,6 +342,8 @@ class EngineAnswer:
 
     def received(self, data: bytes) -> bool:
         """Parse what has come. False if nothing that follows on this connection could be trusted."""
+        if self._before_chunk and (pass_by := self.content.pass_by) is not None and pass_by(data):
+            return True
         parser = self._parser
         if parser is None:
             return False
@@ -348,6 +361,7 @@ class EngineAnswer:
         elif self._head_bytes > MAX_HEAD_BYTES:
             self._fail(EngineUnreachable("the head or the trailer of the engine's answer is too large"))
             return False
+        self._before_chunk &= data.endswith(b"\r\n")  # else the size of the next has begun
         if self._complete:
             self._finish()
         return True
@@ -397,6 +411,12 @@ class EngineAnswer:
         self.status = status
         if self._head is not None and not self._head.done():
             self._head.set_result(None)
+
+    def on_chunk_header(self) -> None:
+        self._before_chunk = False
+
+    def on_chunk_complete(self) -> None:
+        self._before_chunk = True
 
     def on_message_complete(self) -> None:
         if self.status:

@@ -130,19 +130,23 @@ class EnginePool:
         self._addresses: dict[Origin, tuple[float, list[_Address]]] = {}
         self._all_closed: asyncio.Event | None = None
 
-    async def connection(self, origin: Origin, *, within_s: float, fresh: bool = False) -> EngineConnection:
-        """A kept connection, or a new one (`fresh`: in any case, and none of those kept is used again).
-
-        Raises `NoEngine` or, if it takes longer than `within_s`, `ConnectTimeout`.
-        """
+    def kept(self, origin: Origin) -> EngineConnection | None:
+        """A connection that is here already, if there is one."""
         kept = self._kept.get(origin)
         while kept:
             connection = kept.pop()
-            if fresh:  # the engine has closed one like them
-                connection.close()
-                continue
             if connection.usable:
                 return connection
+        return None
+
+    def drop_kept(self, origin: Origin) -> None:
+        """The engine has closed one like them."""
+        kept = self._kept.get(origin)
+        while kept:
+            kept.pop().close()
+
+    async def new(self, origin: Origin, *, within_s: float) -> EngineConnection:
+        """Raises `NoEngine` or, if it takes longer than `within_s`, `ConnectTimeout`."""
         try:
             async with asyncio.timeout(within_s):
                 return await self._connect(origin)

@@ -101,7 +101,7 @@ class Entry:
         """
         expected = self._estimate(parsed)
         headers = request.exchange.own_headers
-        allowance = await allowed(self._limits, request.principal, tokens=expected.total, headers=headers)
+        allowance = await allowed(self._limits, request.head.subjects, tokens=expected.total, headers=headers)
         try:
             entrant = self._entrant(request, parsed, fields, grant, expected, among)
             ticket = self._admission.enter(entrant)
@@ -122,7 +122,7 @@ class Entry:
         exchange = request.exchange
         return await allowed(
             self._limits,
-            request.principal,
+            request.head.subjects,
             tokens=_tokens_in(request),
             headers=exchange.own_headers,
             generates=response_of(exchange.path) is None,
@@ -145,7 +145,6 @@ class Entry:
         among: frozenset[str] | None,
     ) -> Entrant:
         registry: EngineRegistry = self._asking.registry
-        session = session_key(request.exchange.headers, grant.tenant)
         return Entrant(
             sla=grant.sla.name,
             weight=grant.sla.weight,
@@ -158,11 +157,14 @@ class Entry:
                 ttft_s=grant.ttft_s,
                 tokens=expected.prompt,
                 behind=self._behind.get(grant.sla.name, frozenset()),
-                key=affinity_key(parsed, session) if len(registry) > 1 else None,
+                key=self._conversation(request, parsed, grant) if len(registry) > 1 else None,
             ),
             pool=(registry.known(fields.model), among),
             engines=partial(registry.serving, fields.model, among=among),
         )
+
+    def _conversation(self, request: Request, parsed: Body, grant: Grant) -> bytes | None:
+        return affinity_key(parsed, session_key(request.exchange.headers, grant.tenant))
 
     async def _wait(self, request: Request, ticket: Ticket) -> float:
         """Seconds in the queue; the client may leave meanwhile, and the request's total time may be over."""

@@ -17,6 +17,7 @@ from tokenflow_gateway.relay.guard import ClientGone
 from tokenflow_gateway.relay.upstream import Header
 
 if TYPE_CHECKING:
+    from tokenflow_gateway.relay.head import Head
     from tokenflow_gateway.telemetry.traces import RequestTrace
 
 __all__ = [
@@ -42,6 +43,8 @@ STREAM_HEADERS: Final[tuple[Header, ...]] = (
 )
 """What keeps proxies and compressors in between from holding events back."""
 
+_OF_ONE_REQUEST: Final = frozenset({b"content-length", b"x-request-id"})
+"""Headers that `Exchange.headers` is without, so that those of a client's requests are the same."""
 _STREAM_LINES: Final = b"".join(b"%b: %b\r\n" % header for header in STREAM_HEADERS)
 _LINGER_S = 2.0
 """How long the rest of a refused body is taken."""
@@ -70,11 +73,18 @@ class ClientConnection(Protocol):
         or `end`, which comes next.
         """
 
+    @property
+    def framed(self) -> asyncio.WriteTransport | None:
+        """Where HTTP chunks of the body may be written as such; None if the answer is not in chunks."""
+
     def write(self, data: bytes) -> None:
         """A part of the body of an answer that has begun; only while `writable`."""
 
     def end(self, data: bytes) -> bool:
         """The last part, and the end of the answer. False if it must be sent in the ordinary way."""
+
+    head: Head | None
+    """Of its last request, which the next one may have again."""
 
     @property
     def meter(self) -> SocketMeter | None:
@@ -93,8 +103,8 @@ class Exchange:
         self._send = send
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.headers: list[Header] = scope["headers"]
-        self.request_id = _request_id(self.headers)
+        self.headers: list[Header] = [h for h in scope["headers"] if h[0] not in _OF_ONE_REQUEST]
+        self.request_id = _request_id(scope["headers"])
         self.status: int | None = None
         """Status of the answer, once it has begun."""
         self.streaming = False
@@ -128,7 +138,7 @@ class Exchange:
 
         One that announces itself as too large is not read at all.
         """
-        if _length(self.headers) > limit_bytes:
+        if _length(self.scope["headers"]) > limit_bytes:
             raise _too_large(limit_bytes)
         body = None if self.connection is None else self.connection.take_body()
         if body is None:
@@ -190,6 +200,11 @@ class Exchange:
         return self.connection is not None and self.connection.writable and not self.complete
 
     @property
+    def transport(self) -> asyncio.WriteTransport | None:
+        """Where framed chunks of the answer may be written; None where that cannot be."""
+        return None if self.connection is None or self.complete else self.connection.framed
+
+    @property
     def meter(self) -> SocketMeter | None:
         """What the kernel tells of the client's connection, where it tells something."""
         return None if self.connection is None else self.connection.meter
@@ -235,7 +250,7 @@ class Exchange:
 
     async def fail(self, error: RelayError, body: bytes) -> None:
         """The answer is an error, `body` what it says; only before `start`."""
-        if self._body_read or not has_body(self.headers):
+        if self._body_read or not has_body(self.scope["headers"]):
             await self.answer(error.status, body, error.headers())
             return
         headers = [*_json_headers(body), (b"connection", b"close"), *error.headers()]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from tokenflow_engine.buffer import DEFAULT_RATE, VirtualBuffer
 from tokenflow_gateway.config import KeepAliveSettings, Settings
@@ -31,6 +33,7 @@ from tokenflow_gateway.relay.entry import Entered, Entry
 from tokenflow_gateway.relay.errors import ClientTooSlow, NotRelayed, RelayError, ShuttingDown
 from tokenflow_gateway.relay.exchange import Exchange
 from tokenflow_gateway.relay.guard import ClientGone, RequestGuard
+from tokenflow_gateway.relay.head import Head, Wants
 from tokenflow_gateway.relay.keepalive import KeepAlive, read_keep_alive
 from tokenflow_gateway.relay.outcome import Outcome, log_end
 from tokenflow_gateway.relay.pacer import Pacer
@@ -38,6 +41,7 @@ from tokenflow_gateway.relay.request import (
     Body,
     ReaderFields,
     RequestFields,
+    body_user,
     read_delivery,
     read_reader,
     with_priority,
@@ -58,8 +62,7 @@ _MODEL_CHARS = 200
 """What is kept of a model's name for logs and views: it comes from the client."""
 
 
-@dataclass(slots=True, kw_only=True)
-class _Asked:
+class _Asked(msgspec.Struct, kw_only=True):
     """What a metered request wants, on whichever engine."""
 
     request: Request
@@ -69,7 +72,7 @@ class _Asked:
     track: ReaderTrack
     paced: bool
     keep_alive: KeepAliveSettings
-    arrived: float = field(default_factory=time.monotonic)
+    arrived: float = msgspec.field(default_factory=time.monotonic)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +97,11 @@ class Generations:
         `keeper`: the only one that may be asked, where there is such. Raises `BadRequest`, or what keeps it
         from an engine; other failures reach the client here.
         """
-        exchange, dialect = request.exchange, request.dialect
-        reader = read_reader(exchange.headers, dialect.user(parsed), user_header=self.settings.user_header)
-        granted = self._grant(request, parsed, reader)
+        dialect, head = request.dialect, request.head
+        wants = head.wants
+        if wants is None:
+            wants = head.wants = self._wants(head)
+        granted = self._grant(request, parsed, wants)
         asked = _Asked(
             request=request,
             parsed=parsed,
@@ -104,15 +109,15 @@ class Generations:
             grant=granted,
             track=self.readers.opened(
                 tenant=granted.tenant,
-                user=reader.user or identity_of(exchange.headers),
-                reader=reader.reader,
+                user=wants.reader.user or body_user(dialect.user(parsed)) or wants.identity,
+                reader=wants.reader.reader,
                 declared_rate=granted.declared_rate,
                 rate_floor=granted.sla.rate_floor,
                 max_rate=granted.sla.max_rate,
                 now=time.monotonic(),
             ),
-            paced=read_delivery(exchange.headers) == "paced",
-            keep_alive=read_keep_alive(exchange.headers, self.settings.keep_alive),
+            paced=wants.paced,
+            keep_alive=wants.keep_alive,
         )
         among = granted.engines if keeper is None else frozenset({keeper.name})
         with await self.entry.entered(request, parsed, fields, granted, among=among) as entered:
@@ -120,11 +125,26 @@ class Generations:
             while engine is not None:
                 engine = await self._attempt(asked, engine, entered)
 
-    def _grant(self, request: Request, parsed: Body, reader: ReaderFields) -> Grant:
+    def _wants(self, head: Head) -> Wants:
+        """Raises `BadRequest`."""
+        headers = head.passed.all
+        reader = read_reader(headers, None, user_header=self.settings.user_header)
+        return Wants(
+            reader=reader,
+            identity=identity_of(headers),
+            grant=self._granted(head, reader),
+            paced=read_delivery(headers) == "paced",
+            keep_alive=read_keep_alive(headers, self.settings.keep_alive),
+        )
+
+    def _granted(self, head: Head, reader: ReaderFields, priority: msgspec.Raw | None = None) -> Grant:
+        wishes = read_wishes(head.passed.all, priority)
+        return grant(self.roster, head.principal, wishes, reader=reader.reader, rate=reader.rate)
+
+    def _grant(self, request: Request, parsed: Body, wants: Wants) -> Grant:
         """What the request gets of what it asks for; its answer says so. Raises `BadRequest`."""
-        headers = request.exchange.headers
-        wishes = read_wishes(headers, parsed.get("priority"))
-        granted = grant(self.roster, request.principal, wishes, reader=reader.reader, rate=reader.rate)
+        priority = parsed.get("priority")
+        granted = wants.grant if priority is None else self._granted(request.head, wants.reader, priority)
         request.exchange.own_headers += grant_headers(granted, tells_class=self.roster.tells_class)
         return granted
 
@@ -188,8 +208,13 @@ class Generations:
         exchange = asked.request.exchange
         head = EventHead(exchange, stream, handle=f"{stream.rid}.{self.capabilities.grant(stream.rid)}")
         try:
-            async with KeepAlive.of(asked.keep_alive, asked.request.dialect, stream, head, delivery, meter):
-                document = await self._ask(asked, stream, head, delivery, meter, attempts, outcome)
+            answered = self._ask(asked, stream, head, delivery, meter, attempts, outcome)
+            words = KeepAlive.of(asked.keep_alive, asked.request.dialect, stream, head, delivery, meter)
+            if words is None:
+                document = await answered
+            else:
+                async with words:
+                    document = await answered
             if document.is_pending:
                 await self._outlast(asked, stream, document, outcome)
         except ClientGone:

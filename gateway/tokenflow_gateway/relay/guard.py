@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -63,12 +64,14 @@ class RequestGuard:
         self._interrupt: Exception | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._fires_at = math.inf
+        self.settle: Callable[[], None] = lambda: None
+        """Called before the engine is found late: what has come may not have been told yet."""
 
-    def expect(self, within_s: float, late: type[EngineTimeout]) -> None:
-        """The engine has `within_s` seconds from now, and `late` is what it is otherwise."""
+    def expect(self, within_s: float, late: type[EngineTimeout], *, since: float | None = None) -> None:
+        """The engine has `within_s` seconds from now, or `since` then, and `late` is what it is otherwise."""
         self._late = late
         self._within_s = within_s
-        self._deadline = deadline = self._loop.time() + within_s
+        self._deadline = deadline = (self._loop.time() if since is None else since) + within_s
         if self._fires_at > deadline:
             self._arm()
 
@@ -84,7 +87,12 @@ class RequestGuard:
             self._arm()
 
     async def __aenter__(self) -> RequestGuard:
-        task = asyncio.current_task()
+        self.enter()
+        return self
+
+    def enter(self) -> None:
+        """What entering the context does."""
+        task = asyncio.current_task(self._loop)
         assert task is not None
         self._task = task
         if self._connection is not None:
@@ -93,7 +101,6 @@ class RequestGuard:
             self._watcher = self._loop.create_task(self._watch_client())
         if self._total.until < math.inf:
             self._arm()
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -131,6 +138,7 @@ class RequestGuard:
 
     def _fire(self) -> None:
         self._timer, self._fires_at = None, math.inf
+        self.settle()
         now = self._loop.time()
         if self._total.until <= now:
             self._stop(self._total.expired())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable
 from types import TracebackType
 from typing import cast, get_args
@@ -22,7 +21,6 @@ __all__ = ["KeepAlive", "read_keep_alive"]
 _log = structlog.stdlib.get_logger("tokenflow.relay")
 
 _COMMENT = b": ping\n\n"
-_NOTHING: contextlib.nullcontext[None] = contextlib.nullcontext()
 
 
 def read_keep_alive(headers: Iterable[tuple[bytes, bytes]], settings: KeepAliveSettings) -> KeepAliveSettings:
@@ -63,10 +61,10 @@ class KeepAlive:
         head: EventHead,
         delivery: Delivery,
         meter: Meter,
-    ) -> KeepAlive | contextlib.nullcontext[None]:
-        """As the settings say; nothing for an answer that is no stream."""
+    ) -> KeepAlive | None:
+        """As the settings say; none for an answer that is no stream."""
         if settings.form == "none" or not stream.streaming:
-            return _NOTHING
+            return None
         data = dialect.keep_alive(stream) if settings.form == "chunk" else None
         return cls(head, delivery, meter, data or _COMMENT, every_s=settings.every_s)
 

@@ -10,21 +10,21 @@ ends the text, nobody reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from tokenflow_gateway.readers.track import ReaderTrack
-from tokenflow_gateway.relay.chunk_shape import ChunkShape
+from tokenflow_gateway.relay.chunk_shape import MOST_EVENT_BYTES, ChunkShape
 from tokenflow_gateway.relay.errors import normalise_error_event
 from tokenflow_gateway.relay.sse import Event, SSEReader, is_done
 from tokenflow_gateway.relay.usage import Usage, without_usage
 
 __all__ = ["ABORTED", "DONE", "Piece", "StreamMeter"]
 
-_MOST_MISFITS = 16
-"""After so many chunks in a row that fit no shape none is looked for: with logprobs none ever does."""
+_MOST_TRIES = 16
+"""After so many chunks that have no shape none is looked for: with logprobs none ever has."""
 DONE = b"data: [DONE]\n\n"
 ABORTED = "abort"
 """SGLang's `finish_reason` of a request that somebody, or its scheduler, has ended."""
@@ -92,7 +92,6 @@ class StreamMeter:
     ) -> None:
         self._track = reader
         self._reader = SSEReader(max_event_bytes=max_event_bytes)
-        self._between_events = False
         self._keep_usage = keep_usage
         self._cut_usage = cut_usage
         self._exact: bool | None = None  # each chunk with content carries its usage; None before the first
@@ -100,8 +99,9 @@ class StreamMeter:
         self._open_choices: set[int] = set()
         self._finished_choices = 0
         self._ended = False
-        self._shape: ChunkShape | None = None
-        self._misfits = 0  # in a row
+        self._tries = _MOST_TRIES if max_event_bytes >= MOST_EVENT_BYTES else 0  # left to find a shape
+        self.shape: ChunkShape | None = None
+        """What fits it need not come here, but to `texts`, while `between_events` and before any end."""
         self.events = 0
         """Events with data that have come so far."""
         self.tokens = 0
@@ -132,18 +132,14 @@ class StreamMeter:
         """Every choice that was begun has its `finish_reason`."""
         return self._finished_choices > 0 and not self._open_choices
 
+    @property
+    def between_events(self) -> bool:
+        """What comes next begins an event."""
+        return self._reader.between_events
+
     def feed(self, data: bytes) -> bytes:
         """Take bytes of the engine; returns those for the client now. Raises `sse.SSEError`."""
-        shape = self._shape
-        if shape is not None and self._between_events and not self.done and not self.aborted:
-            said = shape.read(data)
-            if said is not None:
-                return self._text(shape, data, *said)
-            self._misfits += 1
-            if self._misfits == _MOST_MISFITS:
-                self._shape = None
         events = self._reader.feed(data)
-        self._between_events = self._reader.between_events
         if len(events) == 1 and not self.done and not self.aborted:
             return self._one(events[0]) or b""
         return b"".join(self._kept(events))
@@ -151,7 +147,6 @@ class StreamMeter:
     def pieces(self, data: bytes) -> list[Piece]:
         """The same, event by event, each with the tokens that the client has with it."""
         events = self._reader.feed(data)
-        self._between_events = self._reader.between_events
         return [Piece(raw, self.tokens, self.readable) for raw in self._kept(events)]
 
     def end(self) -> bytes:
@@ -201,7 +196,7 @@ class StreamMeter:
             self._follow(choice, chunk.usage)
         if self.aborted:
             return None
-        if self._shape is None and self._misfits < _MOST_MISFITS:
+        if self.shape is None and self._tries:
             self._learn_shape(event, chunk)
         if chunk.usage is None:
             return event.raw
@@ -221,22 +216,27 @@ class StreamMeter:
         if not text or (delta is not None and (delta.is_hidden() or delta.refusal or choice.text)):
             return
         if self._exact is (chunk.usage is not None):
-            self._shape = ChunkShape.of(event.raw, text, chunk.usage, leaves_null=chunk.leaves_null)
-            self._misfits += self._shape is None
+            self._tries -= 1
+            self.shape = ChunkShape.of(
+                event.raw, text, chunk.usage, cut_usage=self._cut_usage, leaves_null=chunk.leaves_null
+            )
 
-    def _text(self, shape: ChunkShape, raw: bytes, text: str, completion: int) -> bytes:
-        """Count an event that is a piece of text in the known shape, as `_count` would."""
-        self.events += 1
-        self._misfits = 0
-        tokens = 1
-        if shape.counted:
-            tokens = max(0, completion - self._counts.get(0, 0))
-            if tokens:
-                self._counts[0] = completion
-        self.tokens += tokens
-        self._track.content(text, tokens)
+    def texts(self, texts: Sequence[str], totals: Sequence[int]) -> list[int]:
+        """Count events of the known shape that have gone by, as `feed` would have; `readable` with each.
+
+        `totals`: the tokens of the answer so far, by the usage of each.
+        """
+        self.events += len(texts)
         self._open_choices.add(0)
-        return shape.cut(raw) if shape.counted and self._cut_usage else raw
+        tokens = [1] * len(texts)
+        if self._exact:
+            before = self._counts.get(0, 0)
+            for at, total in enumerate(totals):
+                tokens[at] = total - before if total > before else 0
+                before += tokens[at]
+            self._counts[0] = before
+        self.tokens += sum(tokens)
+        return self._track.contents(texts, tokens)
 
     def _settle(self, usage: Usage) -> None:
         """The engine's own count of the whole answer."""

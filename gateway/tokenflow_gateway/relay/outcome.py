@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from tokenflow_gateway.engines.engine import Engine
@@ -29,8 +29,7 @@ _log = structlog.stdlib.get_logger(_LOG_NAME)
 _levels = logging.getLogger(_LOG_NAME)
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(msgspec.Struct):
     """How a stream ended, what the client has yet to be told of it, and who is asked instead."""
 
     end: End = "failed"

@@ -35,13 +35,15 @@ from tokenflow_gateway.relay.errors import NotRelayed, RelayError, ResponseNotFo
 from tokenflow_gateway.relay.exchange import Exchange
 from tokenflow_gateway.relay.generation import LAST_WORDS_S, Generations
 from tokenflow_gateway.relay.guard import ClientGone, RequestGuard, TotalTime
+from tokenflow_gateway.relay.head import Head
 from tokenflow_gateway.relay.outcome import Outcome
 from tokenflow_gateway.relay.request import parse_object, without_priority
 from tokenflow_gateway.relay.request_names import RequestNames
 from tokenflow_gateway.relay.routes import check_route, response_of, route_of
 from tokenflow_gateway.relay.timeouts import TimeoutTable
+from tokenflow_gateway.relay.upstream import ClientHeaders
 from tokenflow_gateway.tenants.access import Access
-from tokenflow_gateway.tenants.model import Principal
+from tokenflow_gateway.tenants.limits import subjects_of
 
 if TYPE_CHECKING:
     from tokenflow_gateway.telemetry.telemetry import Telemetry
@@ -87,8 +89,7 @@ class Relay:
     async def _answer(self, exchange: Exchange, dialect: Dialect) -> None:
         """Whatever comes of the request, told to its client."""
         try:
-            check_route(exchange.method, exchange.path)
-            await self._serve(await self._read(exchange, dialect, self._admit(exchange)))
+            await self._serve(await self._read(exchange, dialect, self._head(exchange)))
         except ClientGone:
             pass
         except RelayError as error:
@@ -101,25 +102,48 @@ class Relay:
             fault = RelayError("the gateway failed on this request: see its log")
             await self._tell_client(exchange, dialect, fault)
 
-    def _admit(self, exchange: Exchange) -> Principal:
-        """Who asks, before anything else of the request is read; its key goes no further.
+    def _head(self, exchange: Exchange) -> Head:
+        """What is asked, and who asks, before anything else of the request is read; its key goes no further.
 
-        Raises `Unauthorized` or `Forbidden`.
+        Raises `NotServed`, `MethodNotAllowed`, `Unauthorized` or `Forbidden`.
         """
-        principal = self.access.client(exchange.headers, query=exchange.scope["query_string"])
-        exchange.headers = self.access.passed_on(exchange.headers, principal, peer=exchange.peer)
-        return principal
+        connection = exchange.connection
+        head = None if connection is None else connection.head
+        if head is None or not head.is_of(exchange, self.access):
+            head = self._read_head(exchange)
+            if connection is not None:
+                connection.head = head
+        exchange.headers = head.passed.all
+        return head
 
-    async def _read(self, exchange: Exchange, dialect: Dialect, principal: Principal) -> Request:
+    def _read_head(self, exchange: Exchange) -> Head:
+        check_route(exchange.method, exchange.path)
+        query, route = exchange.scope["query_string"], route_of(exchange.path)
+        principal = self.access.client(exchange.headers, query=query)
+        return Head(
+            method=exchange.method,
+            path=exchange.path,
+            query=query,
+            came=exchange.headers,
+            access=self.access,
+            validity=self.access.validity(principal),
+            principal=principal,
+            subjects=subjects_of(principal),
+            passed=ClientHeaders(self.access.passed_on(exchange.headers, principal, peer=exchange.peer)),
+            route=route,
+            timeouts=self.timeouts.of(route, principal.name),
+            usual=self.timeouts.of(route, ""),
+        )
+
+    async def _read(self, exchange: Exchange, dialect: Dialect, head: Head) -> Request:
         """The whole request. Raises `ClientGone` or a `RelayError`."""
-        route = route_of(exchange.path)
-        timeouts, usual = self.timeouts.of(route, principal.name), self.timeouts.of(route, "")
+        timeouts = head.timeouts
         total = TotalTime(timeouts.total_s, arrived=asyncio.get_running_loop().time())
         body_s = timeouts.body_s if timeouts.total_s is None else min(timeouts.body_s, timeouts.total_s)
         body = await exchange.read_body(self.settings.max_body_bytes, within_s=body_s)
         if self.stopping():
             raise ShuttingDown()
-        return Request(exchange, dialect, body, timeouts, usual, total, principal)
+        return Request(exchange, dialect, head, body, total)
 
     async def _serve(self, request: Request) -> None:
         """Raises a `RelayError` that is yet to be told."""

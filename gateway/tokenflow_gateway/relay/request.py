@@ -15,6 +15,7 @@ __all__ = [
     "Body",
     "ReaderFields",
     "RequestFields",
+    "body_user",
     "named_body",
     "parse_object",
     "read_delivery",
@@ -57,7 +58,7 @@ _READ_FIELDS = (
     "metadata",
     "previous_response_id",
 )
-_READ_NAMES = tuple((name, b'"%b"' % name.encode()) for name in _READ_FIELDS)
+_READ_NAMES = {name: b'"%b"' % name.encode() for name in _READ_FIELDS}
 _CHECKED_BYTES = 256 * 1024
 """Bodies up to this size are searched for fields that come twice; in others the last one counts."""
 _BYTE = re.compile(r"^(?P<what>.*) \(byte (?P<at>\d+)\)$", re.DOTALL)
@@ -109,7 +110,9 @@ def _refuse_doubles(body: bytes, parsed: Body) -> None:
     Two readers of such a body could take it differently. Such a name stands outside the values that count
     more than once: as a field, or in the value of a field that came again.
     """
-    for field, name in _READ_NAMES:
+    for field in parsed:
+        if (name := _READ_NAMES.get(field)) is None:
+            continue
         named = body.count(name)
         if named > 1 and named - sum(bytes(value).count(name) for value in parsed.values()) > 1:
             raise BadRequest(f"`{field}` is there more than once", param=field)
@@ -184,12 +187,11 @@ _MAX_USER_CHARS = 256
 
 
 def read_reader(
-    headers: Iterable[tuple[bytes, bytes]], body_user: msgspec.Raw | None, *, user_header: str
+    headers: Iterable[tuple[bytes, bytes]], named_inside: msgspec.Raw | None, *, user_header: str
 ) -> ReaderFields:
     """What headers and body say of the reader. Raises `BadRequest` for a header's value that means nothing.
 
-    Who reads is in `user_header`, or else in `body_user`, the body's own field. That one is the engine's to
-    judge: if it is no string, or too long, nobody is named here.
+    Who reads is in `user_header`, or else in the body's own field, `named_inside`; see `body_user`.
     """
     reader: Reader = "human"
     rate: float | None = None
@@ -202,7 +204,7 @@ def read_reader(
             rate = _rate(value.decode("latin-1"))
         elif name == named:
             user = _user(value, user_header)
-    return ReaderFields(reader=reader, rate=rate, user=user or _body_user(body_user))
+    return ReaderFields(reader=reader, rate=rate, user=user or body_user(named_inside))
 
 
 def _user(value: bytes, header: str) -> str:
@@ -211,7 +213,8 @@ def _user(value: bytes, header: str) -> str:
     return value.decode("utf-8", "surrogateescape").strip()
 
 
-def _body_user(raw: msgspec.Raw | None) -> str | None:
+def body_user(raw: msgspec.Raw | None) -> str | None:
+    """The reader that a body names. It is the engine's to judge: nobody, if it is no string, or too long."""
     if raw is None or memoryview(raw).nbytes > 6 * _MAX_USER_CHARS:
         return None
     try:

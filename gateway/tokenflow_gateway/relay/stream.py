@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from tokenflow_engine.buffer import VirtualBuffer
 from tokenflow_engine.protocol import State, StreamState
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from tokenflow_gateway.relay.upstream import EngineRequest
     from tokenflow_gateway.telemetry.traces import AttemptTrace
 
-__all__ = ["End", "Stream", "StreamTable"]
+__all__ = ["End", "Stream", "StreamTable", "nothing_to_settle"]
 
 End = Literal[
     "finished",
@@ -43,9 +44,16 @@ stream; ``retried``: nothing of it was done, and another engine is asked under a
 """
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Stream:
-    """One request from its arrival until the engine has confirmed that nothing of it is left."""
+def nothing_to_settle() -> None:
+    """All is counted."""
+
+
+class Stream(msgspec.Struct, kw_only=True, eq=False):
+    """One request from its arrival until the engine has confirmed that nothing of it is left.
+
+    Text is counted in arrears (`express`): `settle()` comes before a look at its counts, its reader or its
+    connection while it is open.
+    """
 
     rid: str
     request_id: str
@@ -58,9 +66,9 @@ class Stream:
     grant: Grant = NO_GRANT
     """Whose it is, and what was granted."""
     streaming: bool = True
-    opened_at: float = field(default_factory=time.time)
+    opened_at: float = msgspec.field(default_factory=time.time)
     """Wall-clock seconds; durations come from `started`."""
-    started: float = field(default_factory=time.monotonic)
+    started: float = msgspec.field(default_factory=time.monotonic)
     queued_s: float = 0.0
     """Of the time since then, what it has waited for a place on an engine."""
     first_token: float | None = None
@@ -77,6 +85,8 @@ class Stream:
     """What has an engine give it up that is no SGLang, where it goes on with it without a connection."""
     on_reader_change: Callable[[], None] | None = None
     """Called when something new is known of the reader, by whom the stream waits for it."""
+    settle: Callable[[], None] = nothing_to_settle
+    """Count what has gone by."""
     trace: AttemptTrace | None = None
     """Where telemetry is on."""
     connection: ConnectionTrack | None = None
@@ -161,6 +171,7 @@ class Stream:
 
     def view(self, now: float) -> dict[str, object]:
         """The stream as ``/admin/streams`` shows it; `now` is `time.monotonic()`."""
+        self.settle()
         reader = self.reader.estimate(now)
         consumed = min(self.reader.consumed_tokens(reader), self.generated)
         return {

@@ -6,7 +6,7 @@ No redirects, no cookies, no proxies of the environment: an engine is asked, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -18,7 +18,7 @@ from tokenflow_gateway.relay.engine_answer import EngineAnswer
 from tokenflow_gateway.relay.engine_pool import EngineConnection, EnginePool, Origin
 from tokenflow_gateway.relay.errors import EngineUnreachable
 
-__all__ = ["CREDENTIALS", "EngineRequest", "Header", "Upstream"]
+__all__ = ["CREDENTIALS", "ClientHeaders", "EngineRequest", "Header", "Upstream"]
 
 Header = tuple[bytes, bytes]
 
@@ -64,6 +64,28 @@ _NOT_FORWARDED_PREFIXES = (
 )
 """The gateway's own; SGLang's, by which a request can name its `rid`: that is the gateway's to give; those by
 which it could ask other gateways, behind this one, for more than it was granted; and who the user is."""
+
+
+class ClientHeaders:
+    """What a client has sent, and what an engine gets of it: all but what is between client and gateway."""
+
+    __slots__ = ("_lines", "all")
+
+    def __init__(self, headers: list[Header]) -> None:
+        self.all = headers
+        self._lines: dict[bool, bytes] = {}
+
+    def lines(self, *, credentials: bool) -> bytes:
+        """For an engine's head, put together once. `credentials`: it gets those, too."""
+        lines = self._lines.get(credentials)
+        if lines is None:
+            hop_by_hop = _hop_by_hop(self.all)
+            lines = self._lines[credentials] = b"".join(
+                b"%b: %b\r\n" % (name, value)
+                for name, value in self.all
+                if _is_forwarded(name) and name not in hop_by_hop and (credentials or name not in CREDENTIALS)
+            )
+        return lines
 
 
 class _Target:
@@ -120,10 +142,15 @@ class EngineRequest:
         return self._may_replace
 
     async def __aenter__(self) -> EngineAnswer:
+        return await self.answer()
+
+    async def answer(self) -> EngineAnswer:
+        """What entering the context does; `leave` has to follow."""
         loop = asyncio.get_running_loop()
-        fresh = False
         while True:
-            connection = await self._pool.connection(self._origin, within_s=self._connect_s, fresh=fresh)
+            connection = self._pool.kept(self._origin)
+            if connection is None:
+                connection = await self._pool.new(self._origin, within_s=self._connect_s)
             kept = connection.used and self._may_replace
             asked_at = loop.time()
             answer: EngineAnswer | None = None
@@ -135,7 +162,8 @@ class EngineRequest:
                 connection.leave()
                 if not (lost and kept and loop.time() - asked_at < _STALE_S):
                     raise
-                fresh, self._may_replace = True, False
+                self._may_replace = False
+                self._pool.drop_kept(self._origin)
                 continue
             self._connection = connection
             return answer
@@ -143,6 +171,10 @@ class EngineRequest:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        """What leaving the context does."""
         if self._connection is not None:
             self._connection.leave()
 
@@ -163,7 +195,7 @@ class Upstream:
         method: str,
         path_qs: str,
         *,
-        headers: Collection[Header],
+        headers: ClientHeaders,
         request_id: str,
         body: bytes | None,
         connect_s: float,
@@ -191,7 +223,7 @@ class Upstream:
             engine,
             "POST",
             "/abort_request",
-            headers=[(b"content-type", b"application/json")],
+            headers=_JSON,
             request_id=rid,
             body=msgspec.json.encode({"rid": rid}),
             connect_s=_ABORT_CONNECT_S,
@@ -212,25 +244,24 @@ def _hop_by_hop(headers: Iterable[Header]) -> frozenset[bytes]:
     return names
 
 
+_JSON = ClientHeaders([(b"content-type", b"application/json")])
+
+
 def _request_head(
     target: _Target,
     method: str,
     path_qs: str,
-    headers: Collection[Header],
+    headers: ClientHeaders,
     own_headers: Iterable[Header],
     request_id: str,
     body: bytes | None,
 ) -> bytes:
-    """Request line and headers: the client's, but for what is between it and the gateway only."""
-    lines = [f"{method} {target.prefix}{path_qs} HTTP/1.1\r\n".encode("latin-1"), target.fixed]
-    hop_by_hop = _hop_by_hop(headers)
-    for name, value in headers:
-        if (
-            _is_forwarded(name)
-            and name not in hop_by_hop
-            and (target.forwards_credentials or name not in CREDENTIALS)
-        ):
-            lines += (name, b": ", value, b"\r\n")
+    """Request line and headers."""
+    lines = [
+        f"{method} {target.prefix}{path_qs} HTTP/1.1\r\n".encode("latin-1"),
+        target.fixed,
+        headers.lines(credentials=target.forwards_credentials),
+    ]
     for name, value in own_headers:
         lines += (name, b": ", value, b"\r\n")
     length = -1 if body is None else len(body)

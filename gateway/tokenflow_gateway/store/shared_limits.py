@@ -18,11 +18,12 @@ import contextlib
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
 from typing import Any, Final
 
+import msgspec
 import structlog
 from redis.asyncio import Redis
 
@@ -257,7 +258,7 @@ class SharedLimits:
         if len(self._taken) > max(_FEW, 2 * self._kept):
             self._forget()
         self._taken[lease_id] = _Taken(lease, lease.at, shared=False)
-        return replace(verdict, lease=lease)
+        return msgspec.structs.replace(verdict, lease=lease)
 
     async def _reconcile(self, _forgotten: bool) -> None:
         """Tell a Redis that is back what it does not know. What comes meanwhile is told, too.

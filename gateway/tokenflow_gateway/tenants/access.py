@@ -6,7 +6,7 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from tokenflow_gateway.config import Settings, is_loopback
 from tokenflow_gateway.relay.errors import Forbidden, Unauthorized
@@ -17,7 +17,7 @@ from tokenflow_gateway.tenants.model import KeyKind, Principal
 from tokenflow_gateway.tenants.roster import Roster
 from tokenflow_gateway.tenants.settings import names_tenants
 
-__all__ = ["IDENTITY_PREFIX", "Access", "without_keys"]
+__all__ = ["IDENTITY_PREFIX", "Access", "Validity", "without_keys"]
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -32,6 +32,15 @@ _NO_KEYS: Final = (
 _NEEDED: Final = (
     f"this gateway needs an API key: {_HOW}. Whoever runs it makes one with `tokenflow keys create`"
 )
+
+
+class Validity(NamedTuple):
+    """For how long what has been decided of a request is decided for others with the same head."""
+
+    keys: int
+    """The keyring's version."""
+    until: float
+    """Unix seconds."""
 
 
 class Access:
@@ -71,6 +80,14 @@ class Access:
         if record.kind != "client":
             raise Forbidden(f"this is a key of kind {record.kind!r}: for text, use one of kind 'client'")
         return self.roster.holder(record, origin=self._keyring.origin(record.id))
+
+    def validity(self, principal: Principal) -> Validity:
+        """Of what `client` has just answered."""
+        return Validity(self._keyring.version, self._keyring.ends_at(principal.key_id))
+
+    def holds(self, validity: Validity) -> bool:
+        """Whether it would be answered again."""
+        return validity.keys == self._keyring.version and self._keyring.now < validity.until
 
     def admin(self, headers: Headers) -> None:
         """Lets in who may see and change the gateway itself. Raises `Unauthorized` or `Forbidden`."""

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
@@ -60,8 +59,7 @@ class Entrant(msgspec.Struct, frozen=True, kw_only=True):
     """Those that may be asked now. May raise `NoEngine`."""
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
+class Ticket(msgspec.Struct, eq=False):
     """An entrant's place in the queue, or its engine."""
 
     entrant: Entrant
@@ -69,7 +67,8 @@ class Ticket:
     waiting: Waiting | None = None
     engine: Engine | None = None
     """Where the stream is to be sent, once that is known."""
-    given: asyncio.Event = field(default_factory=asyncio.Event)
+    given: asyncio.Event | None = None
+    """For who waits."""
 
 
 def _uncounted(_sla: str, _outcome: AdmissionOutcome, _waited_s: float) -> None:
@@ -144,6 +143,7 @@ class Admission:
             self._sent_to(ticket.engine)
             self._count(entrant.sla, "at_once", 0.0)
             return ticket
+        ticket.given = asyncio.Event()
         may_wait = self._has_room(entrant.sla)
         self._tickets[waiting] = ticket
         self._queue.push(waiting)
@@ -164,6 +164,7 @@ class Admission:
         if ticket.engine is not None:
             return ticket.engine
         assert ticket.waiting is not None
+        assert ticket.given is not None
         self._news.set()
         outcome: AdmissionOutcome = "left"
         try:
@@ -198,6 +199,7 @@ class Admission:
         """An engine has been found for it."""
         ticket = self._tickets.pop(waiting)
         assert ticket.engine is not None
+        assert ticket.given is not None
         self._sent_to(ticket.engine)
         ticket.given.set()
 
@@ -220,9 +222,10 @@ class Admission:
     def _choose(self, ticket: Ticket, engines: Sequence[Engine], waited_for: dict[Engine, set[str]]) -> bool:
         """Whether one of these engines has room for it. `waited_for` as in `_find_engine`."""
         entrant, now = ticket.entrant, self._clock()
-        open_to_it = [
-            engine for engine in engines if waited_for.get(engine, frozenset()) <= entrant.wish.behind
-        ]
+        open_to_it = engines
+        if waited_for:
+            behind = entrant.wish.behind
+            open_to_it = [engine for engine in engines if waited_for.get(engine, frozenset()) <= behind]
         ticket.engine = self._placement.choose(open_to_it, entrant.wish, now)
         if ticket.engine is None:
             is_overdue = now - ticket.since > self._settings.max_wait_s / 2

@@ -12,9 +12,9 @@ __all__ = ["Estimate", "estimate"]
 
 _BYTES_PER_TOKEN: Final = 4.0
 """Of JSON with a prompt in it: English text has 4 to 5, other scripts fewer; JSON itself makes up for it."""
-_PROMPTS: Final = ("messages", "prompt", "input", "system", "instructions", "tools")
-_LENGTHS: Final = ("max_completion_tokens", "max_tokens", "max_output_tokens")
-_ANSWERS: Final = ("n", "best_of")
+_PROMPTS: Final = frozenset({"messages", "prompt", "input", "system", "instructions", "tools"})
+_LENGTHS: Final = frozenset({"max_completion_tokens", "max_tokens", "max_output_tokens"})
+_ANSWERS: Final = frozenset({"n", "best_of"})
 """Answers to each prompt: those that the client gets, and those of which it gets the best."""
 _MOST: Final = 10_000_000
 _MOST_ANSWERS: Final = 128
@@ -37,11 +37,15 @@ _SEVERAL: Final = re.compile(rb"\[\s*(?P<first>[\"\[])")
 
 def estimate(parsed: dict[str, msgspec.Raw], *, assumed_output: int, most_output: int) -> Estimate:
     """`assumed_output`: of a request that names no length; `most_output`: what is taken of one that does."""
-    size = sum([memoryview(parsed[name]).nbytes for name in _PROMPTS if name in parsed])
-    given = [_integer(parsed[name]) for name in _LENGTHS if name in parsed]
-    lengths = [length for length in given if length is not None]
-    output = min(max(lengths), most_output) if lengths else assumed_output
-    answers = max([_integer(parsed[name]) or 1 for name in _ANSWERS if name in parsed], default=1)
+    size, length, answers = 0, -1, 1
+    for name, raw in parsed.items():
+        if name in _PROMPTS:
+            size += memoryview(raw).nbytes
+        elif name in _LENGTHS:
+            length = max(length, _integer(raw))
+        elif name in _ANSWERS:
+            answers = max(answers, _integer(raw))
+    output = assumed_output if length < 0 else min(length, most_output)
     answers = min(answers, _MOST_ANSWERS) * _prompts(parsed.get("prompt"))
     return Estimate(math.ceil(size / _BYTES_PER_TOKEN), output * answers)
 
@@ -60,10 +64,9 @@ def _prompts(raw: msgspec.Raw | None) -> int:
     return (body.count(b'"') - body.count(b'\\"') + 1) // 2
 
 
-def _integer(raw: msgspec.Raw) -> int | None:
-    """A count; None for what is none, of which the engine is the judge."""
+def _integer(raw: msgspec.Raw) -> int:
+    """A count; below 0 for what is none, of which the engine is the judge."""
     try:
-        value = _decode_integer(raw)
+        return min(_decode_integer(raw), _MOST)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return None
-    return min(value, _MOST) if value >= 0 else None
+        return -1

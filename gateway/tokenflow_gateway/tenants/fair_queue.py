@@ -15,6 +15,8 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+import msgspec
+
 __all__ = ["FairQueue", "Waiting"]
 
 _LEAST_COST: Final = 1.0
@@ -27,8 +29,7 @@ _Path: TypeAlias = list[tuple[str, float, float]]
 """Flows from the top down, with the weight of each, and what it is charged."""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Waiting:
+class Waiting(msgspec.Struct, kw_only=True, eq=False):
     """One request that waits."""
 
     sla: str
@@ -93,9 +94,19 @@ class _Level:
         if not more:
             self.leave(name)
 
+    def pass_through(self, name: str, cost: float) -> None:
+        """One of a flow of which nobody waits comes and goes."""
+        flow = self._idle.pop(name, None) or _Flow()
+        if flow.finish > self._now:
+            self._now = flow.finish
+        flow.finish = self._now + cost
+        self._rest(name, flow)
+
     def leave(self, name: str) -> None:
         """Nobody of it waits any more."""
-        flow = self.busy.pop(name)
+        self._rest(name, self.busy.pop(name))
+
+    def _rest(self, name: str, flow: _Flow) -> None:
         if flow.finish > self._now:
             self._idle[name] = flow
         if len(self._idle) > self._most_idle:
@@ -207,17 +218,14 @@ class _Branch:
         if not (child.count or self._keeps):
             del self.children[name]
 
-    def pass_through(self, path: _Path) -> None:
+    def pass_through(self, waiting: Waiting, cost: float) -> None:
         """One that comes while nobody waits here, and is served."""
-        (name, weight, cost), *rest = path
-        self._level.arrive(name, weight)
-        self._level.serve(name, cost / weight, more=False)
-        if self._keeps:
-            child = self.children.get(name)
-            if child is None:
-                child = self.children[name] = _Branch()
-            assert isinstance(child, _Branch)
-            child.pass_through(rest)
+        self._level.pass_through(waiting.sla, min(cost, _MOST_OF_CLASS) / waiting.weight)
+        child = self.children.get(waiting.sla)
+        if child is None:
+            child = self.children[waiting.sla] = _Branch()
+        assert isinstance(child, _Branch)
+        child._level.pass_through(waiting.tenant, cost / waiting.tenant_weight)
 
     def candidates(self) -> Iterator[Waiting]:
         """In fair order."""
@@ -249,7 +257,7 @@ class FairQueue:
         if len(self) or not fits(waiting):
             return False
         waiting.gone = True
-        self._root.pass_through(waiting.path)
+        self._root.pass_through(waiting, max(waiting.cost, _LEAST_COST))
         return True
 
     def remove(self, waiting: Waiting) -> None:

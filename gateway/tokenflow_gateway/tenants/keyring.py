@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,6 +39,8 @@ class Keyring:
         self._sources: dict[str, dict[str, KeyRecord]] = {}
         self._records: dict[str, KeyRecord] = {}
         self._origins: dict[str, str] = {}
+        self.version = 0
+        """Another one whenever the keys may have changed."""
         self.in_use = False
         """There is a key, or was one: it does not end with the last key's revocation."""
         self.replace(records)
@@ -61,6 +64,18 @@ class Keyring:
         self._records = merged
         self._origins = {name: _origin(name, merged) for name in merged}
         self.in_use |= bool(merged)
+        self.version += 1
+
+    @property
+    def now(self) -> float:
+        """Unix seconds."""
+        return self._clock()
+
+    def ends_at(self, key_id: str | None) -> float:
+        """When this key is not valid any more, as far as is known now (Unix seconds)."""
+        record = None if key_id is None else self._records.get(key_id)
+        ends_at = None if record is None else record.ends_at
+        return math.inf if ends_at is None else ends_at
 
     def origin(self, key_id: str) -> str:
         """The key that this one goes back to by rotations: what they use counts as one key's."""

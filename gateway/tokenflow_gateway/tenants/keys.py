@@ -77,6 +77,10 @@ class KeyRecord:
             revoked_at=_earliest(self.revoked_at, other.revoked_at),
         )
 
+    @property
+    def ends_at(self) -> float | None:
+        return _earliest(self.expires_at, self.revoked_at)
+
     def state(self, now: float) -> str:
         """``active``, ``revoked`` or ``expired``."""
         if self.revoked_at is not None and self.revoked_at <= now:

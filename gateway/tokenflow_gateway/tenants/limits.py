@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from operator import itemgetter
 from typing import Literal, NamedTuple, Protocol
+
+import msgspec
 
 from tokenflow_gateway.tenants.model import BudgetPeriod, Limits, Principal
 from tokenflow_gateway.tenants.window import SlidingWindow, leaves_in_s, slot_of
@@ -78,8 +81,7 @@ class Lease(NamedTuple):
     """Of the store's clock, in seconds since the epoch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a request may begin. `lease` is None where not, and then `kind` and `subject` say why."""
 
     lease: Lease | None
@@ -103,14 +105,14 @@ class LimitStore(Protocol):
 
 def period_of(period: BudgetPeriod, now: float) -> tuple[str, float]:
     """The name of a budget's period, and seconds until the next one begins."""
-    name, _, following = _period(period, math.floor(now / _DAY_S))
-    return name, following - now
+    name, _, ends = _period(period, math.floor(now / _DAY_S))
+    return name, ends - now
 
 
 def period_start(period: BudgetPeriod, now: float) -> tuple[str, float]:
     """The name of a budget's period, and when it began."""
-    name, start, _ = _period(period, math.floor(now / _DAY_S))
-    return name, start
+    name, began, _ = _period(period, math.floor(now / _DAY_S))
+    return name, began
 
 
 @lru_cache(maxsize=16)
@@ -132,6 +134,10 @@ class _Account:
     leases: dict[str, int] = field(default_factory=dict)
     """Slot of each open request's tokens, by its lease."""
     period: str = ""
+    of: BudgetPeriod | None = None
+    """What `began` and `ends`, of `period`, are known of."""
+    began: float = 0.0
+    ends: float = 0.0
     spent: int = 0
     """Of the budget in `period`, by what is counted here."""
     spent_before: int = 0
@@ -154,15 +160,17 @@ class LocalLimits:
         """The same at once. `processes` that cannot ask each other have their share of the limits each."""
         now = self._clock()
         shares = [self._share(subject, processes) for subject in subjects] if processes > 1 else subjects
-        refusal = self._refusal(shares, tokens, now)
-        if refusal is not None:
-            return refusal
-        lease = Lease(lease_id, tuple(subjects), tokens, now)
-        self.record(lease)
+        lacks = [(*lack, subject) for subject in shares for lack in self._lacks(subject, tokens, now)]
+        lease = None
+        if not lacks:
+            lease = Lease(lease_id, tuple(subjects), tokens, now)
+            self.record(lease)
+        requests, left = self._quotas(shares, now)
+        if lease is not None:
+            return Verdict(lease=lease, requests=requests, tokens=left)
+        retry_s, kind, subject = max(lacks, key=itemgetter(0))  # the reason that holds for longest
         return Verdict(
-            lease=lease,
-            requests=tightest(self._requests(share, now) for share in shares),
-            tokens=tightest(self._tokens(share, now) for share in shares),
+            lease=None, requests=requests, tokens=left, kind=kind, subject=subject, retry_s=retry_s
         )
 
     def record(self, lease: Lease) -> None:
@@ -171,7 +179,7 @@ class LocalLimits:
             account = self._account(subject.name)
             account.requests.add(1, lease.at)
             account.leases[lease.id] = account.tokens.add(lease.tokens, lease.at)
-            self._budget(account, subject, lease.at)
+            self._turn(account, subject, lease.at)
             account.spent += lease.tokens
 
     def restore(self, lease: Lease) -> None:
@@ -185,8 +193,8 @@ class LocalLimits:
             if leaves_in_s(slot_of(lease.at), now) > 0:
                 account.requests.add(1, lease.at)
                 account.leases[lease.id] = account.tokens.add(lease.tokens, lease.at)
-            self._budget(account, subject, now)
-            if account.period == period_of(subject.limits.budget_period, lease.at)[0]:
+            self._turn(account, subject, now)
+            if account.began <= lease.at < account.ends:
                 account.spent += lease.tokens
 
     def settle(self, lease: Lease, tokens: int | None) -> None:
@@ -198,8 +206,8 @@ class LocalLimits:
             if slot is None:
                 continue
             account.tokens.change(slot, change, subject.limits.tokens_per_minute, now)
-            self._budget(account, subject, now)
-            if account.period == period_of(subject.limits.budget_period, lease.at)[0]:
+            self._turn(account, subject, now)
+            if account.began <= lease.at < account.ends:
                 account.spent = max(0, account.spent + change)
 
     def end_all(self, prefix: str) -> None:
@@ -236,66 +244,52 @@ class LocalLimits:
             account = self._accounts[name] = _Account()
         return account
 
-    def _refusal(self, subjects: Sequence[Subject], tokens: int, now: float) -> Verdict | None:
-        """The reason that holds for longest, if there is one."""
-        found = [
-            (retry_s, kind, subject)
-            for subject in subjects
-            for kind, retry_s in self._lacks(subject, tokens, now)
-        ]
-        if not found:
-            return None
-        retry_s, kind, subject = max(found, key=lambda reason: reason[0])
-        return Verdict(
-            lease=None,
-            requests=tightest(self._requests(subject, now) for subject in subjects),
-            tokens=tightest(self._tokens(subject, now) for subject in subjects),
-            kind=kind,
-            subject=subject,
-            retry_s=retry_s,
-        )
-
-    def _lacks(self, subject: Subject, tokens: int, now: float) -> list[tuple[LimitKind, float]]:
-        """Limits that leave no room, and for how long."""
+    def _lacks(self, subject: Subject, tokens: int, now: float) -> Iterator[tuple[float, LimitKind]]:
+        """For how long limits leave no room, and which."""
         account, limits = self._account(subject.name), subject.limits
-        lacks: list[tuple[LimitKind, float]] = []
-        if limits.requests_per_minute is not None:
-            lacks.append(("requests", account.requests.room_in_s(1, limits.requests_per_minute, now)))
-        if limits.tokens_per_minute is not None:
-            lacks.append(("tokens", account.tokens.room_in_s(tokens, limits.tokens_per_minute, now)))
-        if limits.concurrent_streams is not None and len(account.leases) >= limits.concurrent_streams:
-            lacks.append(("streams", STREAM_RETRY_S))
-        if limits.budget_tokens is not None:
-            left_s = self._budget(account, subject, now)
-            if account.spent_before + account.spent + tokens > limits.budget_tokens:
-                lacks.append(("budget", left_s))
-        return [(kind, wait_s) for kind, wait_s in lacks if wait_s > 0]
+        most = limits.requests_per_minute
+        if most is not None and (wait_s := account.requests.room_in_s(1, most, now)) > 0:
+            yield wait_s, "requests"
+        most = limits.tokens_per_minute
+        if most is not None and (wait_s := account.tokens.room_in_s(tokens, most, now)) > 0:
+            yield wait_s, "tokens"
+        if (most := limits.concurrent_streams) is not None and len(account.leases) >= most:
+            yield STREAM_RETRY_S, "streams"
+        if (most := limits.budget_tokens) is not None:
+            self._turn(account, subject, now)
+            if account.spent_before + account.spent + tokens > most:
+                yield account.ends - now, "budget"
 
-    def _budget(self, account: _Account, subject: Subject, now: float) -> float:
-        """Begin a new period when it is time. Returns the seconds that are left of it."""
-        period, left_s = period_of(subject.limits.budget_period, now)
-        self._turn_to(account, period)
-        return left_s
+    def _turn(self, account: _Account, subject: Subject, now: float) -> None:
+        """Begin a new period of the budget when it is time."""
+        period = subject.limits.budget_period
+        if account.began <= now < account.ends and account.of == period:
+            return
+        name, account.began, account.ends = _period(period, math.floor(now / _DAY_S))
+        self._turn_to(account, name)
+        account.of = period
 
     def _turn_to(self, account: _Account, period: str) -> None:
         if account.period != period:
-            account.period, account.spent, account.spent_before = period, 0, 0
+            account.period, account.of, account.spent, account.spent_before = period, None, 0, 0
 
     def _share(self, subject: Subject, processes: int) -> Subject:
         before = self._account(subject.name).spent_before
         return subject._replace(limits=share_of(subject.limits, processes, spent_before=before))
 
-    def _requests(self, subject: Subject, now: float) -> Quota | None:
-        return _quota(self._account(subject.name).requests, subject.limits.requests_per_minute, now)
-
-    def _tokens(self, subject: Subject, now: float) -> Quota | None:
-        return _quota(self._account(subject.name).tokens, subject.limits.tokens_per_minute, now)
+    def _quotas(self, subjects: Sequence[Subject], now: float) -> tuple[Quota | None, Quota | None]:
+        """Of requests and of tokens, those of the subject that has the least left."""
+        seen = [(self._account(name), limits) for name, limits in subjects]
+        requests = [_quota(account.requests, limits.requests_per_minute, now) for account, limits in seen]
+        tokens = [_quota(account.tokens, limits.tokens_per_minute, now) for account, limits in seen]
+        return tightest(requests), tightest(tokens)
 
 
 def _quota(window: SlidingWindow, limit: int | None, now: float) -> Quota | None:
     if limit is None:
         return None
-    return Quota(limit, max(0, limit - window.used(now)), window.empty_in_s(now))
+    used, empty_s = window.told(now)
+    return Quota(limit, limit - used if limit > used else 0, empty_s)
 
 
 def tightest(quotas: Iterable[Quota | None]) -> Quota | None:

@@ -33,16 +33,24 @@ def leaves_in_s(slot: int, now: float) -> float:
 class SlidingWindow:
     """Amounts used of one limit. Times are seconds of one clock that does not run backwards."""
 
-    __slots__ = ("_owed", "_slots", "_total")
+    __slots__ = ("_looked_in", "_owed", "_slots", "_total")
 
     def __init__(self) -> None:
         self._slots: dict[int, int] = {}  # in the order of time, all within `SLOTS`
         self._total = 0  # in the slots
+        self._looked_in = -1  # the slot in which it was last gone over: nothing leaves within one
         self._owed = 0  # while it is not 0, `_total` stays as it is
 
     def used(self, now: float) -> int:
         """What counts at this moment, debts included."""
-        first = slot_of(now) - SLOTS + 1
+        slot = math.floor(now / SLOT_S)
+        if slot != self._looked_in:
+            self._looked_in = slot
+            self._let_go(slot - SLOTS + 1)
+        return self._total + self._owed
+
+    def _let_go(self, first: int) -> None:
+        """What is in slots before `first` counts no more; debts take its place."""
         if self._owed:
             self._pay_whole_minutes(first)
         while self._slots and (slot := next(iter(self._slots))) < first:
@@ -52,14 +60,13 @@ class SlidingWindow:
                 self._slots[slot + SLOTS] = paid
                 self._owed -= paid
             self._total += paid - left
-        return self._total + self._owed
 
     def add(self, amount: int, now: float) -> int:
         """Use so much more. Returns the slot, for `change`."""
         self.used(now)
-        slot = slot_of(now)
-        if self._slots:
-            slot = max(slot, next(reversed(self._slots)))  # a clock that was set back
+        slot = self._looked_in
+        if self._slots and (newest := next(reversed(self._slots))) > slot:  # a clock that was set back
+            slot = newest
         self._slots[slot] = self._slots.get(slot, 0) + amount
         self._total += amount
         return slot
@@ -87,12 +94,12 @@ class SlidingWindow:
         excess = self.used(now) + amount - limit
         return self._leaves_in_s(excess, now) if excess > 0 else 0.0
 
-    def empty_in_s(self, now: float) -> float:
-        """Seconds until nothing counts any more, if nothing else comes."""
+    def told(self, now: float) -> tuple[int, float]:
+        """What counts, and the seconds until nothing does any more, if nothing else comes."""
         used = self.used(now)
         if self._owed:
-            return self._leaves_in_s(used, now)
-        return leaves_in_s(next(reversed(self._slots)), now) if self._slots else 0.0
+            return used, self._leaves_in_s(used, now)
+        return used, leaves_in_s(next(reversed(self._slots)), now) if self._slots else 0.0
 
     # ---- inside ------------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from tokenflow_engine.protocol import Durations
-from tokenflow_gateway.counting import Count, LabelledCounter, LabelledHistogram, Spread
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.readers.estimator import Source
 from tokenflow_gateway.readers.slack import SlackCollector
@@ -31,15 +30,15 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class _OfEngine(NamedTuple):
-    """What is counted with the engine's label."""
+    """Counters with the engine's label: looking one up takes longer than counting."""
 
-    generated: Count
-    delivered: Count
-    prompt: Count
-    ttft: Spread
-    duration: Spread
-    effective: Count
-    time_per_token: Spread
+    generated: Counter
+    delivered: Counter
+    prompt: Counter
+    ttft: Histogram
+    duration: Histogram
+    effective: Counter
+    time_per_token: Histogram
 
 
 class Metrics:
@@ -48,10 +47,10 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # half of all lines, and nobody reads them
         self.registry = CollectorRegistry()
-        self.responses = LabelledCounter(
+        self.responses = Counter(
             "tokenflow_responses", "Answers begun.", ["route", "status"], registry=self.registry
         )
-        self.timeouts = LabelledCounter(
+        self.timeouts = Counter(
             "tokenflow_timeouts",
             "Requests ended because a phase took too long: body, connect, first_byte, idle or total.",
             ["route", "phase"],
@@ -62,13 +61,13 @@ class Metrics:
             "Connections of clients beyond max_connections: answered 503, or cut off.",
             registry=self.registry,
         )
-        self.retries = LabelledCounter(
+        self.retries = Counter(
             "tokenflow_retries",
             "Requests that this engine did nothing for, and another one was asked, by what had happened.",
             ["engine", "reason"],
             registry=self.registry,
         )
-        self.rejected = LabelledCounter(
+        self.rejected = Counter(
             "tokenflow_rejected",
             "Requests turned away: by a limit (requests, tokens, streams, budget), by the queue (queue_full, "
             "queue_timeout), or because no engine was there (no_engine).",
@@ -80,62 +79,62 @@ class Metrics:
             "Records of usage that were not written, because the disk was too slow or not there.",
             registry=self.registry,
         )
-        self.ended = LabelledCounter(
+        self.ended = Counter(
             "tokenflow_streams_ended",
             "Requests that reached an engine, by how they ended.",
             ["engine", "route", "reason"],
             registry=self.registry,
         )
-        self.ttft = LabelledHistogram(
+        self.ttft = Histogram(
             "tokenflow_time_to_first_token_seconds",
             "Arrival of a streaming request to its first content handed to the client.",
             ["engine"],
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.duration = LabelledHistogram(
+        self.duration = Histogram(
             "tokenflow_request_seconds",
             "Arrival of a request that reached an engine to its end for the client, however it ended.",
             ["engine"],
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.time_per_token = LabelledHistogram(
+        self.time_per_token = Histogram(
             "tokenflow_time_per_output_token_seconds",
             "Mean time between tokens (TBT, TPOT) as the client was handed them, of each finished stream.",
             ["engine"],
             buckets=_BETWEEN_TOKENS_S,
             registry=self.registry,
         )
-        self.effective_tokens = LabelledCounter(
+        self.effective_tokens = Counter(
             "tokenflow_effective_tokens",
             "Tokens by their weight: 1 if at most a tenth of the answer was unread as each came, 0 from a "
             "fifth on (effective throughput of the TokenFlow paper). It rewards slowness: see stalls, too.",
             ["engine"],
             registry=self.registry,
         )
-        self.prompt_tokens = LabelledCounter(
+        self.prompt_tokens = Counter(
             "tokenflow_prompt_tokens", "Prompt tokens.", ["engine"], registry=self.registry
         )
-        self.generated_tokens = LabelledCounter(
+        self.generated_tokens = Counter(
             "tokenflow_generated_tokens",
             "Output tokens generated, those of aborted requests included.",
             ["engine"],
             registry=self.registry,
         )
-        self.delivered_tokens = LabelledCounter(
+        self.delivered_tokens = Counter(
             "tokenflow_delivered_tokens",
             "Output tokens handed to clients.",
             ["engine"],
             registry=self.registry,
         )
-        self.count_mismatches = LabelledCounter(
+        self.count_mismatches = Counter(
             "tokenflow_count_mismatches",
             "Finished requests whose plugin count differs from the engine's usage: should stay 0.",
             ["engine"],
             registry=self.registry,
         )
-        self.progress_requests = LabelledCounter(
+        self.progress_requests = Counter(
             "tokenflow_progress_requests",
             "Requests with progress reports, by outcome.",
             ["outcome"],
@@ -159,7 +158,7 @@ class Metrics:
         )
         self._readers = _ReaderTotals()
         self.registry.register(self._readers)
-        self.aborts = LabelledCounter(
+        self.aborts = Counter(
             "tokenflow_aborts",
             "Requests ended before the engine was done: confirmed gone over the link, not confirmed in time, "
             "or told without a link.",
@@ -173,6 +172,8 @@ class Metrics:
             registry=self.registry,
         )
 
+        self._responses: dict[tuple[str, int | None], Counter] = {}
+        self._ended: dict[tuple[str, str, End], Counter] = {}
         self._of_engine: dict[str, _OfEngine] = {}
 
     def watch_connections(self, count: Callable[[], int]) -> None:
@@ -207,7 +208,10 @@ class Metrics:
                 self.effective_tokens.labels(engine),
                 self.time_per_token.labels(engine),
             )
-        self.ended.labels(engine, stream.route, end).inc()
+        ended = self._ended.get((engine, stream.route, end))
+        if ended is None:
+            ended = self._ended[engine, stream.route, end] = self.ended.labels(engine, stream.route, end)
+        ended.inc()
         of_engine.generated.inc(stream.generated)
         of_engine.delivered.inc(stream.delivered)
         if stream.prompt_tokens:
@@ -222,7 +226,11 @@ class Metrics:
 
     def response_begun(self, route: str, status: int | None) -> None:
         """An answer has begun; None: there was none."""
-        self.responses.labels(route, "none" if status is None else str(status)).inc()
+        response = self._responses.get((route, status))
+        if response is None:
+            name = "none" if status is None else str(status)
+            response = self._responses[route, status] = self.responses.labels(route, name)
+        response.inc()
 
     @contextmanager
     def delivering_after_end(self, stream: Stream) -> Iterator[None]:

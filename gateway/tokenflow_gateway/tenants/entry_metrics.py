@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from tokenflow_gateway.counting import LabelledCounter, LabelledHistogram
 from tokenflow_gateway.tenants.admission import AdmissionOutcome
 
 __all__ = ["QueueMetrics"]
@@ -20,29 +20,29 @@ class QueueMetrics:
     """Written when a request leaves the queue, or need not enter it; its length is read when scraped."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        outcomes = LabelledCounter(
+        outcomes = Counter(
             "tokenflow_queue_left",
             "Requests by what became of them before the engines: at_once, waited, full, timeout, left.",
             ["sla", "outcome"],
             registry=registry,
         )
-        waits = LabelledHistogram(
+        waits = Histogram(
             "tokenflow_queue_seconds",
             "Time that requests have waited for an engine with room, those that need not wait included.",
             ["sla"],
             buckets=_SECONDS,
             registry=registry,
         )
-        self._outcomes, self._waits = outcomes, waits
+        self._outcomes, self._waits = cache(outcomes.labels), cache(waits.labels)
 
     def watch(self, registry: CollectorRegistry, waiting: Callable[[], Mapping[str, int]]) -> None:
         """Export how many wait from now on."""
         registry.register(_Waiting(waiting))
 
     def count(self, sla: str, outcome: AdmissionOutcome, waited_s: float) -> None:
-        self._outcomes.labels(sla, outcome).inc()
+        self._outcomes(sla, outcome).inc()
         if outcome != "full":
-            self._waits.labels(sla).observe(waited_s)
+            self._waits(sla).observe(waited_s)
 
 
 class _Waiting(Collector):

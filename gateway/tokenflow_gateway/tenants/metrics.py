@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import Final, NamedTuple
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from tokenflow_gateway.counting import Count, LabelledCounter, LabelledHistogram, Spread
 from tokenflow_gateway.relay.stream import Stream
 
 __all__ = ["OTHER", "TenantLabels", "TenantMetrics"]
@@ -45,15 +45,14 @@ class TenantLabels:
 
 
 class _OfClass(NamedTuple):
-    """The metrics of one class."""
+    """The metrics of one class: to look them up by its label takes longer than to write them."""
 
-    ttft: Spread
-    late: Count
-    tokens: tuple[Count, ...]
-    """By `_KINDS`."""
-    stalls: Count
-    stall_s: Count
-    parked_s: Count
+    ttft: Histogram
+    late: Counter
+    tokens: Mapping[str, Counter]
+    stalls: Counter
+    stall_s: Counter
+    parked_s: Counter
 
 
 class TenantMetrics:
@@ -62,13 +61,14 @@ class TenantMetrics:
     def __init__(self, registry: CollectorRegistry, labels: TenantLabels) -> None:
         self._labels = labels
 
-        def counter(name: str, text: str, *labelled: str) -> LabelledCounter:
-            return LabelledCounter(f"tokenflow_{name}", text, labelled, registry=registry)
+        def counter(name: str, text: str, *labelled: str) -> Counter:
+            return Counter(f"tokenflow_{name}", text, labelled, registry=registry)
 
-        self._class_ended = counter(
+        class_ended = counter(
             "class_streams_ended", "Streams by class and by how they ended.", "sla", "reason"
         )
-        self._class_ttft = LabelledHistogram(
+        self._class_ended = cache(class_ended.labels)
+        self._class_ttft = Histogram(
             "tokenflow_class_time_to_first_token_seconds",
             "Arrival of a streaming request to its first content handed to the client, by class.",
             ["sla"],
@@ -95,9 +95,10 @@ class TenantMetrics:
         self._class_parked_s = counter(
             "class_parked_seconds", "Seconds that streams were out of the batch for others, by class.", "sla"
         )
-        self._tenant_ended = counter(
+        tenant_ended = counter(
             "tenant_streams_ended", "Streams by tenant and by how they ended.", "tenant", "reason"
         )
+        self._tenant_ended = cache(tenant_ended.labels)
         self._tenant_tokens = counter(
             "tenant_tokens",
             "Tokens of streams by tenant: prompt, generated, delivered, consumed.",
@@ -105,7 +106,7 @@ class TenantMetrics:
             "kind",
         )
         self._classes: dict[str, _OfClass] = {}
-        self._tenants: dict[str, tuple[Count, ...]] = {}
+        self._tenants: dict[str, Mapping[str, Counter]] = {}
 
     def watch(self, registry: CollectorRegistry, streams: Iterable[Stream]) -> None:
         """Export how many streams there are from now on."""
@@ -117,17 +118,16 @@ class TenantMetrics:
         if end == "retried":
             return
         sla, tenant, now = stream.grant.sla.name, self._labels.of(stream.tenant), time.monotonic()
-        self._class_ended.labels(sla, end).inc()
-        self._tenant_ended.labels(tenant, end).inc()
+        self._class_ended(sla, end).inc()
+        self._tenant_ended(tenant, end).inc()
         of_class, of_tenant = self._of_class(sla), self._of_tenant(tenant)
-        tally, generated = stream.reader.tally, stream.generated
-        tokens = (stream.prompt_tokens or 0, generated, stream.delivered, min(tally.consumed, generated))
-        for amount, by_class, by_tenant in zip(tokens, of_class.tokens, of_tenant, strict=True):
-            by_class.inc(amount)
-            by_tenant.inc(amount)
-        of_class.stalls.inc(tally.stalls)
-        of_class.stall_s.inc(tally.stall_s)
-        of_class.parked_s.inc(stream.parked_s(now))
+        for kind, tokens in _tokens(stream).items():
+            _add(of_class.tokens[kind], tokens)
+            _add(of_tenant[kind], tokens)
+        tally = stream.reader.tally
+        _add(of_class.stalls, tally.stalls)
+        _add(of_class.stall_s, tally.stall_s)
+        _add(of_class.parked_s, stream.parked_s(now))
         if stream.streaming and end != "refused":
             _note_first_token(of_class, stream)
 
@@ -137,25 +137,42 @@ class TenantMetrics:
             found = self._classes[sla] = _OfClass(
                 self._class_ttft.labels(sla),
                 self._class_late.labels(sla),
-                tuple(self._class_tokens.labels(sla, kind) for kind in _KINDS),
+                {kind: self._class_tokens.labels(sla, kind) for kind in _KINDS},
                 self._class_stalls.labels(sla),
                 self._class_stall_s.labels(sla),
                 self._class_parked_s.labels(sla),
             )
         return found
 
-    def _of_tenant(self, tenant: str) -> tuple[Count, ...]:
+    def _of_tenant(self, tenant: str) -> Mapping[str, Counter]:
         found = self._tenants.get(tenant)
         if found is None:
-            found = self._tenants[tenant] = tuple(self._tenant_tokens.labels(tenant, kind) for kind in _KINDS)
+            found = self._tenants[tenant] = {
+                kind: self._tenant_tokens.labels(tenant, kind) for kind in _KINDS
+            }
         return found
+
+
+def _add(counter: Counter, amount: float) -> None:
+    """Most streams have nothing to add to most counters, and each takes a lock."""
+    if amount:
+        counter.inc(amount)
 
 
 def _note_first_token(of_class: _OfClass, stream: Stream) -> None:
     if stream.ttft_s is not None:
         of_class.ttft.observe(stream.ttft_s)
     waited_s = stream.ttft_s if stream.ttft_s is not None else (stream.ended or 0.0) - stream.started
-    of_class.late.inc(waited_s > stream.grant.ttft_s)
+    _add(of_class.late, waited_s > stream.grant.ttft_s)
+
+
+def _tokens(stream: Stream) -> Mapping[str, float]:
+    return {
+        "prompt": stream.prompt_tokens or 0,
+        "generated": stream.generated,
+        "delivered": stream.delivered,
+        "consumed": min(stream.reader.tally.consumed, stream.generated),
+    }
 
 
 class _Streams(Collector):

@@ -77,7 +77,8 @@ class _Known(NamedTuple):
         head = data[: len(data) - len(cycle.body)]
         names = [name for name, _ in cycle.scope["headers"]]
         lengths = _LENGTH.findall(head)
-        simple = len(lengths) == names.count(b"content-length") == 1 and head.endswith(b"\r\n\r\n")
+        is_all = head.find(b"\r\n\r\n") == len(head) - 4
+        simple = is_all and len(lengths) == names.count(b"content-length") == 1
         if not simple or not cycle.keep_alive or _UNUSUAL.intersection(names):
             return None
         before, _, after = head.partition(lengths[0])
@@ -191,7 +192,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _comes_again(self, known: _Known, data: bytes) -> bool:
         """Take a whole request with the head of one before, without the parser. False if it is none."""
-        if self._head_bytes or not self.cycle.response_complete or self.transport.is_closing():
+        before = self.cycle
+        is_next = before.response_complete and not before.more_body  # answered, and all of it here
+        if self._head_bytes or not is_next or self.transport.is_closing():
             return False
         if (found := known.split(data)) is None:
             return False

@@ -375,3 +375,49 @@ async def test_bytes_that_are_no_request_never_mix_with_an_answer(
         await seen.disconnected.wait()
     await gateway.everything_released()
     writer.close()
+
+
+@pytest.mark.parametrize("refused", [b"POST /health/live", b"OPTIONS /v1/chat/completions"])
+async def test_a_body_that_looks_like_the_request_before_is_none(
+    gateway: RunningGateway, engine: ReplayEngine, refused: bytes
+) -> None:
+    """Of a request that was answered at its head, so that nobody waits for the rest of it."""
+    reader, writer = await connect(gateway)
+    known = post("chat_plain")
+    for _ in range(3):
+        writer.write(known)
+        await _whole_answer(reader)
+    inside = known * 2
+    writer.write(refused + b" HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(inside))
+    await _whole_answer(reader)
+    for _ in range(2):
+        writer.write(known)
+        await asyncio.sleep(0.1)
+    assert len([seen for seen in engine.requests if seen.path == CHAT]) == 3
+    writer.write(known)
+    assert b"Paris" in await _whole_answer(reader)
+    assert len([seen for seen in engine.requests if seen.path == CHAT]) == 4
+    writer.close()
+
+
+async def _whole_answer(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(5):
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head)
+        return await reader.readexactly(int(length[1])) if length else b""
+
+
+async def test_line_ends_between_two_requests_are_no_part_of_the_head_before(
+    gateway: RunningGateway, engine: ReplayEngine
+) -> None:
+    """Which a parser skips: the body of the next request begins where its head ends."""
+    reader, writer = await connect(gateway)
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: ".encode()
+    for _ in range(2):
+        writer.write(head + b"0\r\n\r\n\r\n")
+        assert b"error" in await _whole_answer(reader)
+    body = post("chat_plain").partition(b"\r\n\r\n")[2]
+    writer.write(head + b"%d\r\n\r\n\r\n%b" % (len(body), body))
+    assert b"error" in await _whole_answer(reader)
+    assert not [seen for seen in engine.requests if seen.path == CHAT]
+    writer.close()

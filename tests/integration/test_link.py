@@ -25,6 +25,7 @@ from tokenflow_engine.protocol import (
     Consumption,
     EngineStats,
     Reading,
+    SetPolicy,
     StreamClosed,
     StreamOpened,
     Welcome,
@@ -328,6 +329,19 @@ async def test_bytes_that_are_no_message_cost_the_link_and_nothing_else(engine: 
             assert answer.content.endswith(b"data: [DONE]\n\n")
     finally:
         context.destroy(linger=0)
+
+
+async def test_a_message_that_cannot_be_sent_costs_the_link_once(
+    gateway: RunningGateway, engine: ReplayEngine
+) -> None:
+    with plugin(engine) as scheduler:
+        await linked(gateway)
+        the_engine(gateway).tell(SetPolicy(policy="\ud800"))
+        await eventually(lambda: "link failed" in str(the_engine(gateway).link_reason), "the failure")
+        await eventually(lambda: the_engine(gateway).linked, "linked again")
+        answer = await gateway.client.post(CHAT, json=asks("chat_stream"))
+        assert answer.content.endswith(b"data: [DONE]\n\n")
+        await eventually(lambda: bool(scheduler.opened()), "the engine hears of streams")
 
 
 async def test_an_encrypted_link_works_and_needs_the_secret(engine: ReplayEngine) -> None:

@@ -69,6 +69,9 @@ async def test_a_policy_is_passed_on_and_shown_once_it_is_in_force() -> None:
                 heard.extend(delivery.message for delivery in link.receive(limit=10))
                 return SetPolicy(policy=spelling) in heard
 
+            half = b'{"policy": "adaptive:\\ud800"}'  # of a surrogate pair: no text
+            as_json = {"content-type": "application/json"}
+            assert (await gateway.client.post(path, content=half, headers=as_json)).status_code == 400
             for spelling in ("adaptive", "adaptive:offload=0"):
                 taken = await gateway.client.post(path, json={"policy": spelling})
                 assert (taken.status_code, taken.json()) == (202, {"policy": spelling})

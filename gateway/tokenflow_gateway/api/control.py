@@ -162,7 +162,7 @@ def _admin(
             raise HTTPException(404, f"no engine is called {name!r}")
         if engine.welcome is None:
             raise HTTPException(409, f"engine {name!r} is not linked: {engine.link_reason}")
-        if wanted.policy.partition(":")[0] not in engine.welcome.policies:
+        if not wanted.policy.isprintable() or wanted.policy.partition(":")[0] not in engine.welcome.policies:
             known = ", ".join(engine.welcome.policies)
             raise HTTPException(400, f"engine {name!r} has no policy {wanted.policy!r}; it has: {known}")
         if not engine.tell(SetPolicy(policy=wanted.policy)):

@@ -334,7 +334,7 @@ class EngineLink:
             self._stuck = not _all_sent(self._socket, self._unsent)
             if int(self._socket.get(zmq.EVENTS)) & _READABLE:
                 self._loop.call_soon(self._look)
-        except zmq.ZMQError as error:
+        except Exception as error:  # noqa: BLE001 - what cannot be sent is not tried again: see `_fail`
             self._fail(error)
             return False
         return not self._stuck

@@ -214,7 +214,7 @@ async def test_no_request_reads_the_store(engine: ReplayEngine, tmp_path: Path) 
     """Keys that are known go on when the file is gone, which is said once."""
     made = make_key(tmp_path)
     async with serving(engine, tmp_path) as gateway:
-        assert (await post(gateway, bearer(made))).status_code == 200
+        await until_answered(gateway, make_key(tmp_path), 200)  # the store is being watched
         (tmp_path / "keys.sqlite3").unlink()
         await eventually(lambda: gateway.app.keys.failing, "the store was looked at")
         assert (await post(gateway, bearer(made))).status_code == 200

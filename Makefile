@@ -71,7 +71,7 @@ proof: .venv/.dev ## Measure stock against ours on the real engine, check the si
 	@$(BIN)/tokenflow up --prepare
 	@PYTHONPATH=bench:tests $(BIN)/python -m tokenflow_bench.proof $(ARGS)
 
-paper: .venv/.dev ## Simulate the paper's set-ups and more, write docs/results.md, in 25 minutes of CPU time (ARGS="--section goals" for a part)
+paper: .venv/.dev ## Simulate the paper's set-ups and more, write docs/results.md, in twelve minutes on two cores (ARGS="--section goals" for a part)
 	@PYTHONPATH=bench $(BIN)/python -m tokenflow_bench.paper $(ARGS)
 
 format: .venv/.dev ## Format the code, fix what can be fixed

@@ -320,10 +320,6 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return True
 
     @property
-    def lost(self) -> bool:
-        return self.cycle.disconnected
-
-    @property
     def framed(self) -> asyncio.Transport | None:
         return self.transport if self.cycle.chunked_encoding and not self._unsent_head else None
 

@@ -56,8 +56,6 @@ class ClientConnection(Protocol):
 
     writable: bool
     """Whether a write now would go through without waiting."""
-    lost: bool
-    """The client has left before the end of its answer; what is written goes nowhere."""
     gives_up: bool
     """The relay itself gives a client up that takes nothing of this answer."""
 
@@ -210,11 +208,6 @@ class Exchange:
     def meter(self) -> SocketMeter | None:
         """What the kernel tells of the client's connection, where it tells something."""
         return None if self.connection is None else self.connection.meter
-
-    @property
-    def lost(self) -> bool:
-        """Whether the client is known to have left: what is written goes nowhere."""
-        return self.connection is not None and self.connection.lost
 
     async def write(self, data: bytes) -> None:
         """Hand bytes to the server; waits while the client's connection is full."""

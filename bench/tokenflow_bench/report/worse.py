@@ -27,9 +27,9 @@ WHY_WORSE = (
     "stalls, whatever the policy. The paper's scheduler goes back to stock's order there and loses nothing; "
     "`adaptive` does not, and loses throughput.",
     "Readers who scan: what the engine is told of them buys fewer stalls with throughput and with the time "
-    "of newcomers (compare `adaptive-reports`). Most of it goes into batches made smaller for a pace that lasts "
-    "two seconds. `adaptive:tight_s=0` never does that, and waits x0.16 as long as stock, with x1.06 of its raw "
-    "throughput (three seeds); but then steady readers nearly as fast as a full batch stall.",
+    "of newcomers (compare `adaptive-reports`). Most of it goes into batches made smaller for a pace that "
+    "lasts two seconds. `adaptive:tight_s=0` never does that, and waits x0.16 as long as stock, with x1.06 "
+    "of its raw throughput (three seeds); but then steady readers nearly as fast as a full batch stall.",
     "Classes: the light ones wait for the heavy ones, and TTFT P99 is theirs.",
     "h200-gamma at load 1.5: memory is large for its link to the host. Streams that are due at one time wait "
     "for each other's loads, one in ten for longer than its lead lasts; the mean wait is half of stock's.",

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["Spread", "percentile"]
+__all__ = ["Spread", "median_interval", "percentile"]
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -16,6 +16,22 @@ def percentile(values: Sequence[float], percent: float) -> float:
         return math.nan
     ordered = sorted(values)
     return ordered[max(math.ceil(percent / 100 * len(ordered)), 1) - 1]
+
+
+_TWO_SIDED_95 = 1.96
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Where the median of what these are a sample of lies with 95 % confidence, whatever its distribution.
+
+    By order statistics: how many lie below it is binomial (normal approximation, from ten values on). With
+    fewer than six no two of them are so sure, and it is all of them. Raises `ValueError` for none.
+    """
+    if not values:
+        raise ValueError("no values")
+    ordered = sorted(values)
+    below = max(int((len(ordered) - _TWO_SIDED_95 * math.sqrt(len(ordered))) / 2), 1)
+    return ordered[below - 1], ordered[-below]
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from tokenflow_gateway.readers.track import Watched
 from tokenflow_gateway.relay.asking import Asking
 from tokenflow_gateway.relay.entry import Entry
 from tokenflow_gateway.relay.errors import error_body
+from tokenflow_gateway.relay.exchange import SEEN
 from tokenflow_gateway.relay.generation import Generations
 from tokenflow_gateway.relay.relay import Relay
 from tokenflow_gateway.relay.routes import methods_of
@@ -106,9 +107,8 @@ class Gateway:
             placement=Placement(engine_queue=settings.admission.engine_queue),
         )
         self.metrics.watch(self.registry, self.streams)
-        self._tenant_metrics = TenantMetrics(
-            self.metrics.registry, TenantLabels(settings.tenants, most=settings.metric_tenants)
-        )
+        labels = TenantLabels(settings.tenants, most=settings.metric_tenants)
+        self._tenant_metrics = TenantMetrics(self.metrics.registry, self.metrics.sums, labels)
         self._tenant_metrics.watch(self.metrics.registry, self.streams)
         name = settings.gateway_id or f"{socket.gethostname()}:{settings.host}:{settings.port}"
         self._identity = LinkIdentity(
@@ -120,7 +120,7 @@ class Gateway:
         self.fleet = Fleet(
             settings,
             self.registry,
-            self.metrics.registry,
+            self.metrics,
             self._keyring,
             worker,
             member=member,
@@ -202,8 +202,8 @@ class Gateway:
 
         Checked while the gateway listens on loopback only: there, no other name is a right one.
         """
-        if not is_loopback(self.settings.host):
-            return False
+        if SEEN in scope.get("extensions", ()) or not is_loopback(self.settings.host):
+            return False  # a request with this head has been let in
         named = False
         for name, value in scope["headers"]:
             if name == b"host":
@@ -236,7 +236,7 @@ class Gateway:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Everything that lives as long as the gateway: connections, health probes and links."""
-        upstream = Upstream()
+        upstream = Upstream(coalesce_s=self.settings.coalesce_ms / 1000)
         lifecycle = Lifecycle(self.streams, self.readers, self.metrics, upstream)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as probe_client:

@@ -244,6 +244,8 @@ class Settings(BaseSettings):
     """Connections of clients at a time. Fewer where the system's limit of open files allows fewer."""
     keep_alive: KeepAliveSettings = KeepAliveSettings()
     delivery: DeliverySettings = DeliverySettings()
+    coalesce_ms: float = Field(default=1.0, ge=0.0, le=20.0)
+    """Chunks that follow each other faster than this are passed on together, so often; 0: each by itself."""
     telemetry: TelemetrySettings = TelemetrySettings()
     max_body_bytes: int = Field(default=32 * 1024 * 1024, gt=0)
     """Largest request body; larger ones get 413."""

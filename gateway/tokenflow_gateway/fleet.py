@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -19,6 +18,7 @@ from tokenflow_gateway.api.progress import Owners
 from tokenflow_gateway.config import Settings
 from tokenflow_gateway.engines.draining import Draining, LocalDraining
 from tokenflow_gateway.engines.registry import EngineRegistry
+from tokenflow_gateway.metrics import Metrics
 from tokenflow_gateway.readers.learned import LearnedRates
 from tokenflow_gateway.readers.progress import Capabilities
 from tokenflow_gateway.readers.track import Watched
@@ -64,7 +64,7 @@ class Fleet:
         self,
         settings: Settings,
         registry: EngineRegistry,
-        metrics: CollectorRegistry,
+        metrics: Metrics,
         keyring: Keyring,
         worker: Worker,
         *,
@@ -106,12 +106,12 @@ class Fleet:
         else:
             self._share(settings, registry, keyring, member, secret, workers=worker.count)
         self._drains = drains
-        queue = QueueMetrics(metrics)
+        queue = QueueMetrics(metrics.registry, metrics.sums)
         self.admission = Admission(
             settings.admission, registry.placement, registry.sent_to, enabled=False, count=queue.count
         )
-        queue.watch(metrics, lambda: self.admission.waiting)
-        metrics.register(_StoreCollector(lambda: self.store))
+        queue.watch(metrics.registry, lambda: self.admission.waiting)
+        metrics.registry.register(_StoreCollector(lambda: self.store))
         self.parts.append(self.admission.run)
         self.update(settings)
 

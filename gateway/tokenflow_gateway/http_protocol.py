@@ -68,6 +68,7 @@ class _Known(NamedTuple):
     after: bytes
     """Those behind."""
     scope: dict[str, Any]
+    """What is in its extensions is there for all requests with this head."""
     length_at: int
     """Where ``content-length`` is among its headers."""
 
@@ -304,8 +305,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if cycle.scope["http_version"] != "1.1" or cycle.scope["method"] == "HEAD":
             return False
         lines = [_OK, fixed]
-        for name, value in (*cycle.default_headers, *headers):
-            lines += (name, b": ", value, b"\r\n")
+        lines += [b"%b: %b\r\n" % header for header in (*cycle.default_headers, *headers)]
         if (b"connection", b"close") in cycle.default_headers:  # the server's: it is closing
             cycle.keep_alive = False
         elif not cycle.keep_alive:
@@ -318,6 +318,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         else:
             self.transport.write(b"".join(lines))
         return True
+
+    @property
+    def lost(self) -> bool:
+        return self.cycle.disconnected
 
     @property
     def framed(self) -> asyncio.Transport | None:

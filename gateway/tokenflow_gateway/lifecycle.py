@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
 
+import msgspec
 import structlog
 
 from tokenflow_engine.protocol import (
@@ -35,7 +35,7 @@ CONFIRM_WITHIN_S = 5.0
 """An abort that is not confirmed by then is given up on, logged and counted."""
 
 
-class _Closing(NamedTuple):
+class _Closing(msgspec.Struct, frozen=True):
     """A stream whose engine has been told of its end."""
 
     stream: Stream

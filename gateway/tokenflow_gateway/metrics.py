@@ -22,6 +22,7 @@ from tokenflow_gateway.readers.estimator import Source
 from tokenflow_gateway.readers.slack import SlackCollector
 from tokenflow_gateway.readers.tally import Look
 from tokenflow_gateway.relay.stream import End, Stream, StreamTable
+from tokenflow_gateway.sums import Histograms, Sum, Sums, Times
 
 __all__ = ["Metrics"]
 
@@ -30,15 +31,15 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class _OfEngine(NamedTuple):
-    """Counters with the engine's label: looking one up takes longer than counting."""
+    """What has the engine's label: looking one up takes longer than counting."""
 
-    generated: Counter
-    delivered: Counter
-    prompt: Counter
-    ttft: Histogram
-    duration: Histogram
-    effective: Counter
-    time_per_token: Histogram
+    generated: Sum
+    delivered: Sum
+    prompt: Sum
+    ttft: Times
+    duration: Times
+    effective: Sum
+    time_per_token: Times
 
 
 class Metrics:
@@ -47,6 +48,7 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # half of all lines, and nobody reads them
         self.registry = CollectorRegistry()
+        self.sums = Sums(self.registry)
         self.responses = Counter(
             "tokenflow_responses", "Answers begun.", ["route", "status"], registry=self.registry
         )
@@ -85,21 +87,21 @@ class Metrics:
             ["engine", "route", "reason"],
             registry=self.registry,
         )
-        self.ttft = Histogram(
+        self.ttft = Histograms(
             "tokenflow_time_to_first_token_seconds",
             "Arrival of a streaming request to its first content handed to the client.",
             ["engine"],
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.duration = Histogram(
+        self.duration = Histograms(
             "tokenflow_request_seconds",
             "Arrival of a request that reached an engine to its end for the client, however it ended.",
             ["engine"],
             buckets=_SECONDS,
             registry=self.registry,
         )
-        self.time_per_token = Histogram(
+        self.time_per_token = Histograms(
             "tokenflow_time_per_output_token_seconds",
             "Mean time between tokens (TBT, TPOT) as the client was handed them, of each finished stream.",
             ["engine"],
@@ -165,15 +167,16 @@ class Metrics:
             ["outcome"],
             registry=self.registry,
         )
-        self.abort_confirm = Histogram(
+        abort_confirm = Histograms(
             "tokenflow_abort_confirm_seconds",
             "From the end of a request for its client to the engine's word that it is gone.",
             buckets=_SECONDS,
             registry=self.registry,
         )
+        self._abort_confirm = abort_confirm.labels()
 
-        self._responses: dict[tuple[str, int | None], Counter] = {}
-        self._ended: dict[tuple[str, str, End], Counter] = {}
+        self._responses: dict[tuple[str, int | None], Sum] = {}
+        self._ended: dict[tuple[str, str, End], Sum] = {}
         self._of_engine: dict[str, _OfEngine] = {}
 
     def watch_connections(self, count: Callable[[], int]) -> None:
@@ -199,38 +202,41 @@ class Metrics:
         engine = stream.engine.name
         of_engine = self._of_engine.get(engine)
         if of_engine is None:
-            of_engine = self._of_engine[engine] = _OfEngine(
-                self.generated_tokens.labels(engine),
-                self.delivered_tokens.labels(engine),
-                self.prompt_tokens.labels(engine),
-                self.ttft.labels(engine),
-                self.duration.labels(engine),
-                self.effective_tokens.labels(engine),
-                self.time_per_token.labels(engine),
-            )
+            of_engine = self._of_engine[engine] = self._counted_of(engine)
         ended = self._ended.get((engine, stream.route, end))
         if ended is None:
-            ended = self._ended[engine, stream.route, end] = self.ended.labels(engine, stream.route, end)
-        ended.inc()
-        of_engine.generated.inc(stream.generated)
-        of_engine.delivered.inc(stream.delivered)
-        if stream.prompt_tokens:
-            of_engine.prompt.inc(stream.prompt_tokens)
+            counter = self.ended.labels(engine, stream.route, end)
+            ended = self._ended[engine, stream.route, end] = self.sums.of(counter)
+        ended.amount += 1
+        of_engine.generated.amount += stream.generated
+        of_engine.delivered.amount += stream.delivered
+        of_engine.prompt.amount += stream.prompt_tokens or 0
         now = time.monotonic()
         if end != "retried":
-            of_engine.duration.observe(now - stream.started)
-        if stream.ttft_s is not None:
-            of_engine.ttft.observe(stream.ttft_s)
+            of_engine.duration.add(now - stream.started)
+        if stream.first_token is not None:
+            of_engine.ttft.add(stream.first_token - stream.started)
         if stream.streaming and end != "retried":
             _note_pace(of_engine, stream, end, now)
+
+    def _counted_of(self, engine: str) -> _OfEngine:
+        return _OfEngine(
+            self.sums.of(self.generated_tokens.labels(engine)),
+            self.sums.of(self.delivered_tokens.labels(engine)),
+            self.sums.of(self.prompt_tokens.labels(engine)),
+            self.ttft.labels(engine),
+            self.duration.labels(engine),
+            self.sums.of(self.effective_tokens.labels(engine)),
+            self.time_per_token.labels(engine),
+        )
 
     def response_begun(self, route: str, status: int | None) -> None:
         """An answer has begun; None: there was none."""
         response = self._responses.get((route, status))
         if response is None:
             name = "none" if status is None else str(status)
-            response = self._responses[route, status] = self.responses.labels(route, name)
-        response.inc()
+            response = self._responses[route, status] = self.sums.of(self.responses.labels(route, name))
+        response.amount += 1
 
     @contextmanager
     def delivering_after_end(self, stream: Stream) -> Iterator[None]:
@@ -251,14 +257,14 @@ class Metrics:
 
     def abort_confirmed(self, after_s: float) -> None:
         self.aborts.labels("confirmed").inc()
-        self.abort_confirm.observe(after_s)
+        self._abort_confirm.add(after_s)
 
 
 def _note_pace(of_engine: _OfEngine, stream: Stream, end: End, now: float) -> None:
     """Once its reader has been looked at for the last time."""
-    of_engine.effective.inc(stream.reader.leads.effective_tokens())
+    of_engine.effective.amount += stream.reader.leads.effective_tokens()
     if end == "finished" and stream.first_token is not None and stream.delivered > 1:
-        of_engine.time_per_token.observe((now - stream.first_token) / (stream.delivered - 1))
+        of_engine.time_per_token.add((now - stream.first_token) / (stream.delivered - 1))
 
 
 class _EngineCollector(Collector):

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from support.equality import (
+    HICACHE,
     LIMIT_S,
     REQUESTS,
     NewEngine,
@@ -33,7 +34,6 @@ thorough = pytest.mark.skipif(
     os.environ.get("TOKENFLOW_THOROUGH") != "1", reason="`make soak` runs every configuration"
 )
 
-HICACHE = ("--enable-hierarchical-cache", "--enable-metrics")
 LOADED_BACK = "sglang:load_back_tokens_total"
 HOST_USED = "sglang:hicache_host_used_tokens"
 

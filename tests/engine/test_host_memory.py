@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from support.equality import LIMIT_S, REQUESTS, NewEngine, assert_equal, chaotic, run_twice
+from support.equality import HICACHE, LIMIT_S, REQUESTS, NewEngine, assert_equal, chaotic, run_twice
 from support.generation import Answer, Ask, asks, flush, generate, generate_all, use_policy
 from support.raw_link import RawLink
 from support.real_engine import RealEngine
@@ -29,10 +29,14 @@ thorough = pytest.mark.skipif(
 )
 
 
+TWO_RANKS = ("--tp-size", "2")
+ON_TWO_CORES = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+
+
 def two_ranks(new_engine: NewEngine, *args: str, fault: str) -> AbstractContextManager[RealEngine]:
     """Each with half of the heads on a core of its own; host memory is opened as the engine starts."""
-    env = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "TOKENFLOW_POLICY": "chaos", "TOKENFLOW_FAULT": fault}
-    return chaotic(new_engine, "--tp-size", "2", *args, env=env)
+    env = {**ON_TWO_CORES, "TOKENFLOW_POLICY": "chaos", "TOKENFLOW_FAULT": fault}
+    return chaotic(new_engine, *TWO_RANKS, *args, env=env)
 
 
 def test_two_ranks_move_their_halves_and_change_no_token(new_engine: NewEngine):
@@ -133,12 +137,17 @@ def last_states(link: RawLink, rids: list[str]) -> list[StreamState]:
 
 
 @thorough
-@pytest.mark.parametrize("args", [[], ["--disable-overlap-schedule", "--page-size", "1"]], ids=" ".join)
-def test_in_a_pool_that_is_always_full_no_token_changes(new_engine: NewEngine, args: list[str]):
+@pytest.mark.parametrize(
+    "args",
+    [(), ("--disable-overlap-schedule", "--page-size", "1"), TWO_RANKS, HICACHE],
+    ids=" ".join,
+)
+def test_in_a_pool_that_is_always_full_no_token_changes(new_engine: NewEngine, args: tuple[str, ...]):
     """Streams give way to each other at random; readers are slow, so that some are due much later."""
     wanted = asks(REQUESTS, seed=10)
+    env = {"TOKENFLOW_HOST_KV_TOKENS": "512", **(ON_TWO_CORES if args == TWO_RANKS else {})}
     with (
-        chaotic(new_engine, *args, moves="3", env={"TOKENFLOW_HOST_KV_TOKENS": "512"}) as engine,
+        chaotic(new_engine, *args, moves="3", env=env) as engine,
         RawLink(engine.link, secret=engine.secret) as link,
     ):
         link.hello()

@@ -14,6 +14,7 @@ from support.real_engine import RealEngine
 from tokenflow_engine.protocol import EngineStats
 
 __all__ = [
+    "HICACHE",
     "LIMIT_S",
     "REQUESTS",
     "NewEngine",
@@ -36,6 +37,8 @@ CHECKS = {
     "SGLANG_DEBUG_MEMORY_POOL": "1",
 }
 """The engine's own."""
+HICACHE = ("--enable-hierarchical-cache", "--enable-metrics")
+"""SGLang's own host memory, and what counts what it does."""
 
 NewEngine = Callable[..., RealEngine]
 

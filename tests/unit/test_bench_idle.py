@@ -34,10 +34,12 @@ def test_the_table_has_median_and_spread():
         "sides": ["stock", "plugin"],
         "figures": {"stock": first, "plugin": second},
         "ratios": ratios(first, second),
+        "alone_s": {"stock": [0.010, 0.020, 0.030], "plugin": [0.011, 0.021, 0.033]},
     }
     text = table_of([table]).text()
     assert "tiny, nobody waits: plugin / stock  3 " in text
     assert "x0.990 (0.980 to 1.030)" in text
+    assert "x1.100 (1.050 to 1.100); 21.00 / 20.00 ms, 3 pairs" in text
     assert "2.0 % / 1.0 %" in text
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tokenflow_bench.burst.capacity import middle_rate
@@ -22,6 +23,7 @@ from tokenflow_bench.experiment import objections
 from tokenflow_bench.load.asks import asks_of, prompt_text
 from tokenflow_bench.load.log import StreamLog
 from tokenflow_bench.reading import Person
+from tokenflow_bench.spread import median_interval
 
 
 def test_each_round_begins_with_another_case() -> None:
@@ -121,6 +123,7 @@ IDLE = document(
             "setup": "tiny", "title": "nobody waits", "sides": ["stock", "plugin"], "cores": "core 0",
             "figures": {"stock": [IDLE_RUN], "plugin": [IDLE_RUN]},
             "ratios": ratios([IDLE_RUN], [IDLE_RUN]),
+            "alone_s": {"stock": [0.01], "plugin": [0.01]},
         }
     ],
 )  # fmt: skip
@@ -137,6 +140,16 @@ def test_results_of_both_kinds_become_one_page(documents: tuple[dict[str, Any], 
     assert shown.index("In short") < shown.index("a tiny model, load 0.8")
     assert "nobody waits" in terminal(*documents)
     assert not any(map(objections, documents))
+
+
+def test_the_interval_of_a_median_holds_it_as_often_as_it_says() -> None:
+    """Of samples of an uneven distribution with median 1, about one interval in twenty lies beside it."""
+    draws = np.random.default_rng(1).exponential(1 / np.log(2), (400, 50))
+    intervals = [median_interval(list(sample)) for sample in draws]
+    assert 0.92 < np.mean([low <= 1.0 <= high for low, high in intervals]) < 0.99
+    assert median_interval([3.0, 1.0]) == (1.0, 3.0)
+    with pytest.raises(ValueError, match="no values"):
+        median_interval([])
 
 
 def test_a_page_says_nothing_of_what_was_not_measured() -> None:

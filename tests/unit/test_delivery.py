@@ -18,6 +18,7 @@ from tokenflow_gateway.relay import delivery as delivery_module
 from tokenflow_gateway.relay.delivery import Delivery
 from tokenflow_gateway.relay.errors import ClientTooSlow
 from tokenflow_gateway.relay.exchange import Exchange
+from tokenflow_gateway.relay.guard import ClientGone
 from tokenflow_gateway.relay.pacer import Pacer
 from tokenflow_gateway.relay.stream import Stream
 
@@ -33,6 +34,7 @@ class Client:
         self.reads = asyncio.Event()
         self.reads.set()
         self.breaks = False
+        self.lost = False
 
     @property
     def writable(self) -> bool:
@@ -121,6 +123,18 @@ async def test_what_was_handed_over_is_counted_and_not_what_has_come(play: Playe
     play.client.reads.set()
     await play.delivery.drained()
     assert (play.stream.delivered, play.stream.reader.handed_over, play.stream.held_bytes) == (8, 8, 0)
+
+
+async def test_what_waits_for_a_client_that_leaves_is_not_handed_over(play: Played) -> None:
+    await play.put(count=3)
+    play.client.reads.clear()
+    await play.put(count=5)
+    await asyncio.sleep(0)
+    play.client.lost = True
+    play.client.reads.set()  # whoever waits for it is woken, and writes go nowhere
+    with pytest.raises(ClientGone):
+        await play.delivery.drained()
+    assert (play.stream.delivered, play.stream.reader.handed_over) == (3, 3)
 
 
 async def test_order_is_kept_over_any_stops(play: Played) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from support.engine_talk import CHUNKED, OK, PLAIN, UNTIL_CLOSE, talk
 from support.gateway import eventually
-from tokenflow_gateway.relay.engine_answer import MAX_HEAD_BYTES, READ_BYTES, EngineAnswer
+from tokenflow_gateway.relay.engine_answer import MAX_HEAD_BYTES, READ_BYTES, EngineAnswer, KnownHead
 from tokenflow_gateway.relay.errors import EngineUnreachable
 
 # ---- framing ---------------------------------------------------------------------------------------------
@@ -60,6 +60,79 @@ async def test_framing_holds_at_every_split() -> None:
 async def test_framing_holds_byte_by_byte() -> None:
     answer, _ = fed(*(CHUNKED[at : at + 1] for at in range(len(CHUNKED))))
     assert (await answer.read(), answer.reusable) == (b"hello, world", True)
+
+
+HEAD = OK + b"date: now\r\ntransfer-encoding: chunked\r\n\r\n"
+BODIES = {
+    "usual": b"5\r\nhello\r\n7\r\n, world\r\n0\r\n\r\n",
+    "large and small letters": b"a\r\n0123456789\r\nA\r\n0123456789\r\n000\r\n\r\n",
+    "a chunk that looks like the end": b"5\r\n0\r\n\r\n\r\n0\r\n\r\n",
+    "trailer": b"5\r\nhello\r\n0\r\nx: 1\r\n\r\n",
+    "extension": b"5\r\nhello\r\n5;x=1\r\nworld\r\n0\r\n\r\n",
+    "another answer behind": b"5\r\nhello\r\n0\r\n\r\n" + PLAIN,
+    "no size": b"5\r\nhello\r\n\r\n",
+    "no number": b"5\r\nhello\r\nzz\r\nhello\r\n",
+    "negative": b"5\r\nhello\r\n-1\r\n\r\n",
+    "space": b"5\r\nhello\r\n 5\r\nhello\r\n0\r\n\r\n",
+    "too short": b"6\r\nhello\r\n0\r\n\r\n",
+    "too long": b"4\r\nhello\r\n0\r\n\r\n",
+    "bare line feeds": b"5\nhello\n0\n\n",
+    "larger than any": b"ffffffffffffffff1\r\nhello\r\n",
+    "cut off": b"5\r\nhello\r\n",
+}
+
+
+async def made_of(
+    reads: list[bytes], known: KnownHead | None
+) -> tuple[list[bool], EngineAnswer, bytes, str | None]:
+    """Which reads left the connection to be trusted, the answer, its body, and how that failed."""
+    loop = asyncio.get_running_loop()
+    transport = cast(asyncio.Transport, Transport())
+    answer = EngineAnswer(loop, transport, to_head=False, known=known)
+    trusted = [answer.received(data) for data in reads]
+    answer.ended()
+    body = b""
+    try:
+        while data := await answer.content.readany():
+            body += data
+    except EngineUnreachable as error:
+        return trusted, answer, body, str(error)
+    return trusted, answer, body, None
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+async def test_behind_a_known_head_all_is_as_the_parser_has_it(body: bytes) -> None:
+    """At every split, and byte by byte."""
+    stream = HEAD + body
+    _, first, _, _ = await made_of([HEAD + BODIES["usual"]], None)
+    assert first.learned == KnownHead(HEAD, {b"date": b"now", b"transfer-encoding": b"chunked"})
+    splits = [[stream[:at], stream[at:]] for at in range(len(HEAD), len(stream))]
+    splits += [[HEAD[:9], stream[9:]], [stream[at : at + 1] for at in range(len(stream))]]
+    splits += [
+        [stream[:at], stream[at : at + 3], stream[at + 3 :]] for at in range(len(HEAD), len(stream) - 3)
+    ]
+    for reads in splits:
+        wanted = await made_of(reads, None)
+        found = await made_of(reads, first.learned)
+        assert (found[0], found[2:]) == (wanted[0], wanted[2:]), reads
+        for name in ("status", "headers", "complete", "reusable", "begun"):
+            assert getattr(found[1], name) == getattr(wanted[1], name), (name, reads)
+
+
+async def test_only_usual_heads_are_known_again() -> None:
+    end = b"\r\n0\r\n\r\n"
+    for head in (
+        OK + b"content-length: 5\r\n\r\nhello",
+        b"HTTP/1.1 103 Early Hints\r\n\r\n" + HEAD + end[2:],
+        b"HTTP/1.1 404 Not Found\r\ntransfer-encoding: chunked\r\n" + end,
+        OK + b"connection: close\r\ntransfer-encoding: chunked\r\n" + end,
+        OK + b"content-encoding: gzip\r\ntransfer-encoding: chunked\r\n" + end,
+    ):
+        _, answer, _, _ = await made_of([head], None)
+        assert answer.status in {200, 404}
+        assert answer.learned is None
+    _, answer, _, _ = await made_of([HEAD[:20], HEAD[20:] + end[2:]], None)
+    assert (answer.complete, answer.learned) == (True, None)
 
 
 async def test_a_body_until_the_close_is_whole_with_it_and_not_before() -> None:

@@ -65,6 +65,7 @@ class Client:
         self.room = asyncio.Event()
         self.room.set()
         self.closing = False
+        self.lost = False
 
     @property
     def writable(self) -> bool:

@@ -101,7 +101,7 @@ async def test_a_release_that_is_left_out_is_found(
     fault: Callable[[pytest.MonkeyPatch], None], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = SHAPES[name]
-    shape = replace(shape, headers={**shape.headers, "x-tokenflow-rate": "2"})
+    shape = replace(shape, headers={**shape.headers, "x-tokenflow-rate": "0.1"})
     monkeypatch.setattr(leftovers, "PATIENCE_S", 0.3)
     with pytest.raises(AssertionError, match="after reset at waits"):
         async with staged(shape) as stage:

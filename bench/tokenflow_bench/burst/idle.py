@@ -3,10 +3,14 @@
 Streams fit into memory with room to spare, they come one after the other, and the engine writes faster than
 they are read, so that no policy has anything to give. Each pair runs the same texts on both engines, one
 after the other, the next pair in the other order: what the machine does meanwhile hits both alike.
+
+A first token beside other streams waits for the pass under way, which is chance. So it is also measured
+with one stream at a time, in turns that are moments apart.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import tempfile
 import time
@@ -16,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -31,7 +35,7 @@ from tokenflow_bench.burst.setups import Setup
 from tokenflow_bench.burst.turns import turns
 from tokenflow_bench.load.asks import asks_of
 from tokenflow_bench.load.driver import Client, Drive, drive
-from tokenflow_bench.spread import Spread
+from tokenflow_bench.spread import median_interval
 from tokenflow_bench.tables import Table, number
 
 __all__ = ["COMPARED", "Pairs", "measure", "ratios", "table_of"]
@@ -46,6 +50,11 @@ _READS = 0.5
 _HORIZON_S = 240.0
 _REST_S = 3.0
 """Without requests, to see what an idle engine burns."""
+_ALONE = 200
+"""First tokens of each engine with nothing beside them."""
+_ALONE_OUTPUT = 4
+_ALONE_PAUSE_S = 0.02
+"""Before each of them: what the one before has left to do is done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +146,7 @@ def _compare(
                 f"  pair {number + 1}/{pairs}, {side.name}: {shown['tokens_per_s']:.1f} tokens/s, "
                 f"TTFT {1e3 * shown['ttft_mean_s']:.0f} ms, idle {100 * shown['idle_cores']:.1f} % of a core"
             )
+        alone = run_async(_first_tokens(sides, setup, rate, seed))
     return {
         "setup": setup.name,
         "title": compared.title,
@@ -146,7 +156,24 @@ def _compare(
         "cores": cores.words(),
         "figures": figures,
         "ratios": ratios(*figures.values()),
+        "alone_s": {side.name: seconds for side, seconds in zip(sides, alone, strict=True)},
     }
+
+
+async def _first_tokens(sides: Sequence[_Side], setup: Setup, rate: float, seed: int) -> list[list[float]]:
+    """Seconds from the request to the first token, one stream at a time: a list for each side."""
+    work = setup.burst(_ALONE, seed=seed)
+    work = replace(work, arrived=np.zeros(_ALONE), rate=np.full(_ALONE, rate))
+    asks = [replace(ask, output_tokens=_ALONE_OUTPUT) for ask in asks_of(work, seed=seed, mark="alone ")]
+    found: list[list[float]] = [[] for _ in sides]
+    for turn, at in turns(range(len(sides)), _ALONE):
+        await asyncio.sleep(_ALONE_PAUSE_S)
+        run = await drive(sides[at].client, [asks[turn]], horizon_s=_HORIZON_S)
+        log = run.logs[0]
+        if not log.is_whole or log.sent_s is None:
+            raise RuntimeError(f"{sides[at].name}: a stream failed: {log.error or 'too slow'}")
+        found[at].append(log.token_s[0] - log.sent_s)
+    return found
 
 
 def ratios(first: list[dict[str, float]], second: list[dict[str, float]]) -> dict[str, list[float]]:
@@ -203,23 +230,31 @@ def _model(url: str) -> str:
 
 
 def table_of(tables: Sequence[Mapping[str, Any]]) -> Table:
-    """Ratios of all comparisons, median and range over pairs."""
-    head = ["", "pairs", "throughput", "mean TTFT", "median TTFT", "a core, idle"]
+    """Ratios of all comparisons: medians, and where those lie with 95 % confidence."""
+    head = ["", "pairs", "throughput", "mean TTFT", "median TTFT", "TTFT alone", "a core, idle"]
     return Table(head, list(map(_row, tables)))
 
 
 def _row(table: Mapping[str, Any]) -> list[str]:
     first, second = table["sides"]
-    spreads = [_spread(values) for values in table["ratios"].values()]
+    spreads = [_sure(values) for values in table["ratios"].values()]
     idle = (fmean(run["idle_cores"] for run in table["figures"][side]) for side in (second, first))
     return [
         f"{table['setup']}, {table['title']}: {second} / {first}",
         str(len(table["figures"][first])),
         *spreads,
+        _alone(table["alone_s"][first], table["alone_s"][second]),
         " / ".join(f"{100 * cores:.1f} %" for cores in idle),
     ]
 
 
-def _spread(values: Sequence[float]) -> str:
-    found = Spread.of(values)
-    return f"x{number(found.median, 3)} ({number(found.low, 3)} to {number(found.high, 3)})"
+def _alone(first: Sequence[float], second: Sequence[float]) -> str:
+    """The ratio, how many pairs it is of, and both medians."""
+    both = " / ".join(f"{1e3 * median(seconds):.2f}" for seconds in (second, first))
+    pairs = [b / a for a, b in zip(first, second, strict=True)]
+    return f"{_sure(pairs)}; {both} ms, {len(pairs)} pairs"
+
+
+def _sure(ratios: Sequence[float]) -> str:
+    low, high = median_interval(ratios)
+    return f"x{number(median(ratios), 3)} ({number(low, 3)} to {number(high, 3)})"

@@ -76,10 +76,11 @@ _IDLE = """
 
 Two engines are up at a time and take turns, pair by pair, on the same texts. Streams come one after another,
 memory has room for all of them, and each is read half as fast as the engine writes. Figures are the second
-one's over the first one's of the same pair: median and range. *A core, idle*: what each burns while nothing
-is asked of it. Wanted: with the plugin throughput and TTFT within 1 % of the stock engine's, with
-write-through at most 2 % less throughput. Where the range is wider than that, these pairs do not show whether
-it is so.
+one's over the first one's of the same pair: the median, and where it lies with 95 % confidence. *TTFT alone*:
+with one stream at a time, each on one engine and then on the other, and the medians in milliseconds. *A core,
+idle*: what each burns while nothing is asked of it. Wanted: with the plugin throughput and TTFT within 1 % of
+the stock engine's, with write-through at most 2 % less throughput. Where what is in brackets is wider than
+that, these pairs do not show whether it is so.
 
 Engine: {cores}.
 

@@ -84,7 +84,7 @@ class Target:
     def cpu_s(self) -> float:
         """CPU time of all its threads so far, in seconds (schedstat: nanoseconds)."""
         spent_ns = 0
-        for pid in self._pids():
+        for pid in self.pids():
             for task in _listed(Path(f"/proc/{pid}/task")):
                 spent_ns += int((_text(task / "schedstat") or "0").split()[0])
         return spent_ns / 1e9
@@ -92,7 +92,7 @@ class Target:
     def resident_bytes(self) -> int:
         """Memory that is really there (RSS)."""
         return (
-            sum(int((_text(Path(f"/proc/{pid}/statm")) or "0 0").split()[1]) for pid in self._pids())
+            sum(int((_text(Path(f"/proc/{pid}/statm")) or "0 0").split()[1]) for pid in self.pids())
             * _PAGE_BYTES
         )
 
@@ -110,7 +110,8 @@ class Target:
             return None
         return None if found is None else float(found[1])
 
-    def _pids(self) -> list[int]:
+    def pids(self) -> list[int]:
+        """Its processes."""
         found = []
         for path in Path("/proc").iterdir():
             if path.name.isdigit():

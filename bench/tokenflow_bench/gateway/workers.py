@@ -3,6 +3,9 @@
 One worker and two take turns, saturated by 100 streams; all processes may use all cores. A driver that costs
 `d` a chunk beside workers that cost `g` lets two cores carry at most 2 / (g + d) chunks a second. So workers
 scale as far as a chunk costs two of them what it costs one, and no core is left idle.
+
+Then once more with a share of a core for each worker, which leaves enough for the driver: so it is the
+workers alone that limit what goes through.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from pathlib import Path
 import click
 
 from tokenflow_bench.gateway.driver import Driver
+from tokenflow_bench.gateway.quota import NoQuota, limited
 from tokenflow_bench.gateway.scenarios import Figures, Scale, saturated
 from tokenflow_bench.gateway.targets import Target, running_link, running_workers
 from tokenflow_bench.spread import Spread
@@ -28,7 +32,10 @@ _COUNTS = (1, 2)
 
 @click.command()
 @click.option("--rounds", default=5, show_default=True, help="Rounds, each of one worker and two.")
-def main(rounds: int) -> None:
+@click.option(
+    "--share", default=0.35, show_default=True, help="Of a core, for each worker in the second table."
+)
+def main(rounds: int, share: float) -> None:
     """Measure and print."""
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
@@ -42,9 +49,17 @@ def main(rounds: int) -> None:
                 stack.enter_context(running_workers(count, folder, engine_port=driver.port))
                 for count in _COUNTS
             ]
-        results = [[_figures(driver, target, scale) for target in targets] for _ in range(rounds)]
-    click.echo(f"{cores} cores, load before: {load:.1f}; 100 streams, saturated; median (range)")
-    click.echo(_table(results).text())
+        free = [[_figures(driver, target, scale) for target in targets] for _ in range(rounds)]
+        click.echo(f"{cores} cores, load before: {load:.1f}; 100 streams, saturated; median (range)")
+        click.echo(_table(free).text())
+        try:
+            for target in targets:
+                stack.enter_context(limited(target.pids(), cores=share))
+        except NoQuota as reason:
+            raise click.ClickException(str(reason)) from reason
+        shared = [[_figures(driver, target, scale) for target in targets] for _ in range(rounds)]
+        click.echo(f"\nThe same with {share:g} of a core for each worker")
+        click.echo(_table(shared).text())
 
 
 def _figures(driver: Driver, target: Target, scale: Scale) -> Figures:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import msgspec
 
 from tokenflow_gateway.readers.estimator import ReaderState
 
 __all__ = ["Look", "ReaderTally"]
 
 
-class Look(NamedTuple):
+class Look(msgspec.Struct, frozen=True, gc=False):
     """What has come since the last look. `consumed` in the engine's tokens."""
 
     pauses: int

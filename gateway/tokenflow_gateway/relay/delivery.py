@@ -19,6 +19,7 @@ from tokenflow_gateway.config import DeliverySettings
 from tokenflow_gateway.relay.backlog import Backlog
 from tokenflow_gateway.relay.errors import ClientTooSlow
 from tokenflow_gateway.relay.exchange import Exchange
+from tokenflow_gateway.relay.guard import ClientGone
 from tokenflow_gateway.relay.meter import Piece
 from tokenflow_gateway.relay.pacer import Pacer
 from tokenflow_gateway.relay.stream import Stream
@@ -305,6 +306,8 @@ class Delivery:
                 self._changed.set()
                 if piece.data:
                     await self._exchange.write(piece.data)
+                    if self._exchange.lost:
+                        raise ClientGone
                 self._offered_at = None
                 self._stream.held_bytes -= len(piece.data)
                 self._handed_over(*_counted(piece))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import httptools
 
 from tokenflow_gateway.relay.errors import EngineUnreachable
 
-__all__ = ["MAX_HEAD_BYTES", "READ_BYTES", "AnswerBody", "EngineAnswer"]
+__all__ = ["MAX_HEAD_BYTES", "READ_BYTES", "AnswerBody", "EngineAnswer", "KnownHead"]
 
 MAX_HEAD_BYTES: Final = 64 * 1024
 """Status line and headers of an answer, interim ones included, or its trailer; more is no answer."""
@@ -25,6 +26,9 @@ _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15  # `wbits` of zlib
 LOST: Final = "the connection to the engine was lost"
 _FIRST_STATUS, _NO_CONTENT, _LAST_STATUS = 100, 204, 599
 _NOT_HTTP = "the engine's answer is not HTTP"
+_OK = b"HTTP/1.1 200 "
+_IN_CHUNKS = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+_CHUNK_SIZE = re.compile(rb"([0-9A-Fa-f]{1,7})\r\n")
 
 
 class AnswerBody:
@@ -258,10 +262,28 @@ class _Decoder:
             raise EngineUnreachable("the engine's compressed answer ended in the middle")
 
 
+class KnownHead(NamedTuple):
+    """The head of an answer with status 200, in chunks, after which the connection is kept."""
+
+    data: bytes
+    headers: dict[bytes, bytes]
+    """What the parser has made of it."""
+
+    @classmethod
+    def of(cls, read: bytes, headers: dict[bytes, bytes]) -> KnownHead | None:
+        """Of the first read of such an answer, if all of the head is in it."""
+        size = read.find(b"\r\n\r\n") + 4
+        data = read[:size]
+        if size < len(_OK) or not data.startswith(_OK) or data.count(b"\n") != data.count(b"\r\n"):
+            return None
+        return cls(data, headers)
+
+
 class EngineAnswer:
     """One answer: `head` waits for status and headers, `content` is the body.
 
-    Its callbacks are the parser's.
+    Its callbacks are the parser's. The parser looks at what is not as usual: an answer that begins with the
+    very bytes of the `known` head goes without it for as long as each read is whole chunks.
     """
 
     __slots__ = (
@@ -270,22 +292,31 @@ class EngineAnswer:
         "_framed",
         "_head",
         "_head_bytes",
+        "_known",
         "_loop",
+        "_over",
         "_parser",
         "_to_head",
         "content",
         "headers",
+        "learned",
         "on_body",
         "reusable",
         "status",
     )
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport, *, to_head: bool
+        self,
+        loop: asyncio.AbstractEventLoop,
+        transport: asyncio.Transport,
+        *,
+        to_head: bool,
+        known: KnownHead | None = None,
     ) -> None:
         """`to_head`: of a HEAD request, so that no body follows whatever the headers say."""
         self._loop = loop
         self._to_head = to_head
+        self._known = None if to_head else known
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         """By lower-case name; several of a name are joined by commas."""
@@ -293,12 +324,15 @@ class EngineAnswer:
         self.on_body = self.content.parsed.append
         self.reusable = False
         """Once the answer is complete, the connection can take the next request."""
+        self.learned: KnownHead | None = None
+        """By what the next answer may be known."""
         self._head: asyncio.Future[None] | None = None
         self._head_bytes = 0  # that came since the last of the body
         self._before_chunk = False  # the next read begins a chunk of the body
         self._framed = False  # the body's end is in the protocol, not the end of the connection
         self._complete = False
-        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._over = False  # nothing that comes is a part of it
+        self._parser: httptools.HttpResponseParser | None = None
 
     # ---- for the relay -------------------------------------------------------------------------------
 
@@ -344,16 +378,10 @@ class EngineAnswer:
         """Parse what has come. False if nothing that follows on this connection could be trusted."""
         if self._before_chunk and (pass_by := self.content.pass_by) is not None and pass_by(data):
             return True
-        parser = self._parser
-        if parser is None:
+        if self._over:
             return False
-        self._head_bytes += len(data)
-        try:
-            parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self.content.flush()
-            self.reusable = False
-            self._fail(_refusal_in(error))
+        rest = data if self._parser is not None else self._without_parser(data)
+        if rest and not self._parse(rest):
             return False
         if self.content.parsed:
             self._head_bytes = 0
@@ -361,7 +389,6 @@ class EngineAnswer:
         elif self._head_bytes > MAX_HEAD_BYTES:
             self._fail(EngineUnreachable("the head or the trailer of the engine's answer is too large"))
             return False
-        self._before_chunk &= data.endswith(b"\r\n")  # else the size of the next has begun
         if self._complete:
             self._finish()
         return True
@@ -393,6 +420,8 @@ class EngineAnswer:
 
     def on_headers_complete(self) -> None:
         assert self._parser is not None
+        if self.status:
+            return  # of the head that a parser is given which begins behind it
         status = self._parser.get_status_code()
         if not _FIRST_STATUS <= status <= _LAST_STATUS:
             raise EngineUnreachable(_NOT_HTTP)
@@ -408,9 +437,7 @@ class EngineAnswer:
         self._framed = chunked or b"content-length" in headers or bodiless
         self.reusable = self._parser.should_keep_alive() and self._framed and not self._to_head
         self._complete = self._to_head
-        self.status = status
-        if self._head is not None and not self._head.done():
-            self._head.set_result(None)
+        self._headed(status)
 
     def on_chunk_header(self) -> None:
         self._before_chunk = False
@@ -424,12 +451,73 @@ class EngineAnswer:
 
     # ---- inside --------------------------------------------------------------------------------------
 
+    def _without_parser(self, data: bytes) -> bytes:
+        """Take a head that is known, and whole chunks; returns what is left for the parser."""
+        at = 0
+        if not self.status:
+            known = self._known
+            if self._head_bytes or known is None or not data.startswith(known.data):
+                return data
+            self.headers, at = known.headers, len(known.data)
+            self._framed = self.reusable = self._before_chunk = True
+            self._headed(200)
+        parsed = self.content.parsed
+        while size := _CHUNK_SIZE.match(data, at):
+            begin = size.end()
+            end = begin + int(size[1], 16)
+            if not data.startswith(b"\r\n", end):
+                break
+            if begin == end:
+                if len(data) > end + 2:
+                    break
+                self._complete = True
+                return b""
+            parsed.append(data[begin:end])
+            at = end + 2
+        return data[at:]
+
+    def _parse(self, data: bytes) -> bool:
+        """The same with the parser, of all that has not been taken. False as `received`."""
+        is_first = not self.begun
+        self._head_bytes += len(data)
+        try:
+            if (parser := self._parser) is None:
+                parser = self._parser = httptools.HttpResponseParser(self)
+                if self.status:
+                    parser.feed_data(_IN_CHUNKS)
+            parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self.content.flush()
+            self.reusable = False
+            self._fail(_refusal_in(error))
+            return False
+        self._before_chunk &= data.endswith(b"\r\n")  # else the size of the next has begun
+        if is_first and self._is_usual():
+            self.learned = KnownHead.of(data, self.headers)
+        return True
+
+    def _headed(self, status: int) -> None:
+        """Status and headers are here."""
+        self.status = status
+        if self._head is not None and not self._head.done():
+            self._head.set_result(None)
+
+    def _is_usual(self) -> bool:
+        """Whether it is one of those that `KnownHead` is for."""
+        headers = self.headers
+        return (
+            self.status == 200
+            and self.reusable
+            and headers.get(b"transfer-encoding") == b"chunked"
+            and b"content-encoding" not in headers
+        )
+
     def _finish(self) -> None:
-        self._parser = None
+        self._over, self._parser = True, None
         self.content.end()
 
     def _fail(self, error: Exception) -> None:
-        self._parser = None
+        self._over, self._parser = True, None
         if self._complete:
             self.content.end()
             return

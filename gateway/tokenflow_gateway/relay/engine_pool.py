@@ -10,7 +10,8 @@ from asyncio.staggered import staggered_race
 from functools import cached_property, partial
 from typing import NamedTuple, cast
 
-from tokenflow_gateway.relay.engine_answer import EngineAnswer
+from tokenflow_gateway.relay.coalescing import ReadCoalescing
+from tokenflow_gateway.relay.engine_answer import EngineAnswer, KnownHead
 from tokenflow_gateway.relay.errors import ConnectTimeout, EngineUnreachable, NoEngine
 
 __all__ = ["EngineConnection", "EnginePool", "Origin"]
@@ -43,6 +44,7 @@ class EngineConnection(asyncio.Protocol):
 
     def __init__(self, pool: EnginePool, origin: Origin) -> None:
         self._pool = pool
+        self._coalescing = pool.coalescing
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._answer: EngineAnswer | None = None
@@ -64,7 +66,13 @@ class EngineConnection(asyncio.Protocol):
         assert self._answer is None
         if self._transport is None or self._transport.is_closing():
             raise EngineUnreachable("the connection to the engine was lost")
-        answer = self._answer = EngineAnswer(self._loop, self._transport, to_head=method == "HEAD")
+        answer = self._answer = EngineAnswer(
+            self._loop,
+            self._transport,
+            to_head=method == "HEAD",
+            known=self._pool.known_heads.get(self.origin),
+        )
+        self._coalescing.hold_off()
         self._loop.call_soon(self._write, answer, head, body)
         return answer
 
@@ -75,6 +83,8 @@ class EngineConnection(asyncio.Protocol):
     def leave(self) -> None:
         """The exchange is over for the asker. An answer that is not here in full is broken off."""
         answer, self._answer = self._answer, None
+        if answer is not None and answer.learned is not None:
+            self._pool.known_heads[self.origin] = answer.learned
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -105,6 +115,10 @@ class EngineConnection(asyncio.Protocol):
         answer = self._answer
         if answer is None or not answer.received(data):
             self.close()
+        elif answer.content.pass_by is None:
+            self._coalescing.hold_off()  # a task is to go on with this
+        elif not self._coalescing.armed:
+            self._coalescing.arm()
 
     def eof_received(self) -> None:
         if self._answer is not None:
@@ -123,12 +137,16 @@ class EngineConnection(asyncio.Protocol):
 class EnginePool:
     """As many connections as there are requests under way, and those kept for the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, coalesce_s: float = 0.0) -> None:
+        """`coalesce_s` as in `ReadCoalescing`."""
+        self.coalescing = ReadCoalescing(coalesce_s)
         self.open: set[EngineConnection] = set()
         self._kept: dict[Origin, list[EngineConnection]] = {}  # the one idle for longest first
         self._sweep: asyncio.TimerHandle | None = None
         self._addresses: dict[Origin, tuple[float, list[_Address]]] = {}
         self._all_closed: asyncio.Event | None = None
+        self.known_heads: dict[Origin, KnownHead] = {}
+        """How answers begin there: as the last one that was parsed."""
 
     def kept(self, origin: Origin) -> EngineConnection | None:
         """A connection that is here already, if there is one."""

@@ -7,7 +7,7 @@ import contextlib
 import random
 import re
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -22,16 +22,20 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONNECTION",
+    "SEEN",
     "STREAM_HEADER",
     "STREAM_HEADERS",
     "ClientConnection",
     "Exchange",
+    "SeenHead",
     "has_body",
     "take_the_rest",
 ]
 
 CONNECTION: Final = "tokenflow.connection"
 """The client's connection in the extensions of the ASGI scope, where the server gives it."""
+SEEN: Final = "tokenflow.seen"
+"""Beside it: a `SeenHead`, where a request before had the very bytes of this one's head."""
 
 STREAM_HEADER: Final = b"x-tokenflow-stream"
 """The stream's id and capability; see docs/progress.md."""
@@ -51,11 +55,33 @@ _LINGER_S = 2.0
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
+class SeenHead(NamedTuple):
+    """What an exchange makes of the headers of a request."""
+
+    headers: list[Header]
+    """All but those of this request alone."""
+    request_id: str | None
+    """The client's ``x-request-id`` if it is one we can log and send on."""
+
+    @classmethod
+    def of(cls, headers: list[Header]) -> SeenHead:
+        given = next(
+            (value for name, value in headers if name == b"x-request-id" and _REQUEST_ID.fullmatch(value)),
+            None,
+        )
+        return cls(
+            [header for header in headers if header[0] not in _OF_ONE_REQUEST],
+            None if given is None else given.decode("latin-1"),
+        )
+
+
 class ClientConnection(Protocol):
     """What `http_protocol` tells of a client's connection, and lets the relay do with it."""
 
     writable: bool
     """Whether a write now would go through without waiting."""
+    lost: bool
+    """The client has left before the end of its answer; what is written goes nowhere."""
     gives_up: bool
     """The relay itself gives a client up that takes nothing of this answer."""
 
@@ -103,8 +129,13 @@ class Exchange:
         self._send = send
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.headers: list[Header] = [h for h in scope["headers"] if h[0] not in _OF_ONE_REQUEST]
-        self.request_id = _request_id(scope["headers"])
+        extensions = scope.setdefault("extensions", {})
+        self.connection: ClientConnection | None = extensions.get(CONNECTION)
+        seen: SeenHead | None = extensions.get(SEEN)
+        if seen is None:
+            seen = extensions[SEEN] = SeenHead.of(scope["headers"])
+        self.headers: list[Header] = seen.headers
+        self.request_id = seen.request_id or f"req-{random.getrandbits(128):032x}"  # a name, and no secret
         self.status: int | None = None
         """Status of the answer, once it has begun."""
         self.streaming = False
@@ -118,7 +149,6 @@ class Exchange:
         self.own_headers: list[Header] = []
         """What each answer says beside its own headers, whatever it is."""
         self._body_read = False
-        self.connection: ClientConnection | None = scope.get("extensions", {}).get(CONNECTION)
 
     @property
     def peer(self) -> str | None:
@@ -136,12 +166,12 @@ class Exchange:
     async def read_body(self, limit_bytes: int, *, within_s: float) -> bytes:
         """The whole request body. Raises `BodyTooLarge`, `RequestTooSlow` or `ClientGone`.
 
-        One that announces itself as too large is not read at all.
+        One that announces itself as too large is not waited for.
         """
-        if _length(self.scope["headers"]) > limit_bytes:
-            raise _too_large(limit_bytes)
         body = None if self.connection is None else self.connection.take_body()
         if body is None:
+            if _length(self.scope["headers"]) > limit_bytes:
+                raise _too_large(limit_bytes)
             try:
                 async with asyncio.timeout(within_s):
                     body = await self._read_body(limit_bytes)
@@ -208,6 +238,11 @@ class Exchange:
     def meter(self) -> SocketMeter | None:
         """What the kernel tells of the client's connection, where it tells something."""
         return None if self.connection is None else self.connection.meter
+
+    @property
+    def lost(self) -> bool:
+        """Whether the client is known to have left: what is written goes nowhere."""
+        return self.connection is not None and self.connection.lost
 
     async def write(self, data: bytes) -> None:
         """Hand bytes to the server; waits while the client's connection is full."""
@@ -290,11 +325,3 @@ def _length(headers: Iterable[Header]) -> int:
         if name == b"content-length" and value.isdigit():
             return int(value)
     return 0
-
-
-def _request_id(headers: Iterable[Header]) -> str:
-    """The client's ``x-request-id`` if it is one we can log and send on, else a new one."""
-    for name, value in headers:
-        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-            return value.decode("latin-1")
-    return f"req-{random.getrandbits(128):032x}"  # a name, and no secret

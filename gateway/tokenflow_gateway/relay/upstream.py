@@ -182,8 +182,9 @@ class EngineRequest:
 class Upstream:
     """Connections to engines: as many as there are streams, pooled between requests."""
 
-    def __init__(self) -> None:
-        self._pool = EnginePool()
+    def __init__(self, *, coalesce_s: float = 0.0) -> None:
+        """`coalesce_s` as in `ReadCoalescing`."""
+        self._pool = EnginePool(coalesce_s=coalesce_s)
         self._targets: dict[Engine, _Target] = {}
 
     async def close(self) -> None:

@@ -44,7 +44,7 @@ def without_usage(event: Event, *, leaves_null: bool) -> bytes:
     """The event as the engine would have sent it, had it not been asked for usage with each chunk.
 
     `leaves_null`: in events of this kind the field is null then; in others it is absent. In SGLang's chunks
-    it is the last one, and all other bytes stay. Elsewhere the JSON is written anew.
+    it is the last one, and all other bytes stay. Elsewhere the JSON is written anew, if it can be.
     """
     raw = event.raw
     at = raw.rfind(_KEY)  # a quote inside a string has a backslash before it: this is a key
@@ -68,7 +68,10 @@ def _is_one_usage(json: bytes) -> bool:
 
 
 def _rewritten(event: Event, *, leaves_null: bool) -> bytes:
-    fields = _decode_fields(event.data)
+    try:
+        fields = _decode_fields(event.data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return event.raw  # the name of a field is no UTF-8: what is in it is not ours to judge
     if leaves_null:
         fields["usage"] = msgspec.Raw(b"null")
     else:

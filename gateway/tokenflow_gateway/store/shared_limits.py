@@ -254,7 +254,7 @@ class SharedLimits:
         verdict = self._local.take_now(subjects, lease_id=lease_id, tokens=tokens, processes=processes)
         if verdict.lease is None:
             return verdict
-        lease = verdict.lease._replace(at=self._store.now)
+        lease = msgspec.structs.replace(verdict.lease, at=self._store.now)
         if len(self._taken) > max(_FEW, 2 * self._kept):
             self._forget()
         self._taken[lease_id] = _Taken(lease, lease.at, shared=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -20,7 +20,7 @@ _MOST: Final = 10_000_000
 _MOST_ANSWERS: Final = 128
 
 
-class Estimate(NamedTuple):
+class Estimate(msgspec.Struct, frozen=True, gc=False):
     """Tokens."""
 
     prompt: int

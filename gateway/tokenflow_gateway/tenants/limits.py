@@ -62,7 +62,7 @@ def subjects_of(principal: Principal) -> tuple[Subject, ...]:
     return tuple(subjects)
 
 
-class Quota(NamedTuple):
+class Quota(msgspec.Struct, frozen=True, gc=False):
     """One limit of a minute as ``x-ratelimit-*`` headers tell it."""
 
     limit: int
@@ -71,7 +71,7 @@ class Quota(NamedTuple):
     """Until nothing of it is used, if nothing else comes."""
 
 
-class Lease(NamedTuple):
+class Lease(msgspec.Struct, frozen=True):
     """What a request has taken, to be settled with the store that gave it."""
 
     id: str

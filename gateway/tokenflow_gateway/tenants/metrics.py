@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import time
 from collections import Counter as Tally
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Final, NamedTuple
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from tokenflow_gateway.relay.stream import Stream
+from tokenflow_gateway.sums import Histograms, Sum, Sums, Times
 
 __all__ = ["OTHER", "TenantLabels", "TenantMetrics"]
 
 OTHER: Final = "other"
 """Label of all tenants beyond the bound together."""
 
-_KINDS: Final = ("prompt", "generated", "delivered", "consumed")
 _SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
@@ -44,22 +44,39 @@ class TenantLabels:
         return tenant
 
 
+class _Tokens(NamedTuple):
+    """Each is the kind of that name."""
+
+    prompt: Sum
+    generated: Sum
+    delivered: Sum
+    consumed: Sum
+
+    def add(self, prompt: int, generated: int, delivered: int, consumed: float) -> None:
+        self.prompt.amount += prompt
+        self.generated.amount += generated
+        self.delivered.amount += delivered
+        self.consumed.amount += consumed
+
+
 class _OfClass(NamedTuple):
     """The metrics of one class: to look them up by its label takes longer than to write them."""
 
-    ttft: Histogram
-    late: Counter
-    tokens: Mapping[str, Counter]
-    stalls: Counter
-    stall_s: Counter
-    parked_s: Counter
+    ttft: Times
+    late: Sum
+    tokens: _Tokens
+    stalls: Sum
+    stall_s: Sum
+    parked_s: Sum
 
 
 class TenantMetrics:
     """Written once for each stream, when its counts are final; gauges are read when scraped."""
 
-    def __init__(self, registry: CollectorRegistry, labels: TenantLabels) -> None:
+    def __init__(self, registry: CollectorRegistry, sums: Sums, labels: TenantLabels) -> None:
+        """`sums` are the registry's."""
         self._labels = labels
+        self._sums = sums
 
         def counter(name: str, text: str, *labelled: str) -> Counter:
             return Counter(f"tokenflow_{name}", text, labelled, registry=registry)
@@ -67,8 +84,8 @@ class TenantMetrics:
         class_ended = counter(
             "class_streams_ended", "Streams by class and by how they ended.", "sla", "reason"
         )
-        self._class_ended = cache(class_ended.labels)
-        self._class_ttft = Histogram(
+        self._class_ended = cache(lambda *of: sums.of(class_ended.labels(*of)))
+        self._class_ttft = Histograms(
             "tokenflow_class_time_to_first_token_seconds",
             "Arrival of a streaming request to its first content handed to the client, by class.",
             ["sla"],
@@ -98,7 +115,7 @@ class TenantMetrics:
         tenant_ended = counter(
             "tenant_streams_ended", "Streams by tenant and by how they ended.", "tenant", "reason"
         )
-        self._tenant_ended = cache(tenant_ended.labels)
+        self._tenant_ended = cache(lambda *of: sums.of(tenant_ended.labels(*of)))
         self._tenant_tokens = counter(
             "tenant_tokens",
             "Tokens of streams by tenant: prompt, generated, delivered, consumed.",
@@ -106,7 +123,7 @@ class TenantMetrics:
             "kind",
         )
         self._classes: dict[str, _OfClass] = {}
-        self._tenants: dict[str, Mapping[str, Counter]] = {}
+        self._tenants: dict[str, _Tokens] = {}
 
     def watch(self, registry: CollectorRegistry, streams: Iterable[Stream]) -> None:
         """Export how many streams there are from now on."""
@@ -118,16 +135,20 @@ class TenantMetrics:
         if end == "retried":
             return
         sla, tenant, now = stream.grant.sla.name, self._labels.of(stream.tenant), time.monotonic()
-        self._class_ended(sla, end).inc()
-        self._tenant_ended(tenant, end).inc()
-        of_class, of_tenant = self._of_class(sla), self._of_tenant(tenant)
-        for kind, tokens in _tokens(stream).items():
-            _add(of_class.tokens[kind], tokens)
-            _add(of_tenant[kind], tokens)
-        tally = stream.reader.tally
-        _add(of_class.stalls, tally.stalls)
-        _add(of_class.stall_s, tally.stall_s)
-        _add(of_class.parked_s, stream.parked_s(now))
+        self._class_ended(sla, end).amount += 1
+        self._tenant_ended(tenant, end).amount += 1
+        of_class, tally, generated = self._of_class(sla), stream.reader.tally, stream.generated
+        tokens = (
+            stream.prompt_tokens or 0,
+            generated,
+            stream.delivered,
+            min(tally.consumed, generated),
+        )
+        of_class.tokens.add(*tokens)
+        self._of_tenant(tenant).add(*tokens)
+        of_class.stalls.amount += tally.stalls
+        of_class.stall_s.amount += tally.stall_s
+        of_class.parked_s.amount += stream.parked_s(now)
         if stream.streaming and end != "refused":
             _note_first_token(of_class, stream)
 
@@ -136,43 +157,30 @@ class TenantMetrics:
         if found is None:
             found = self._classes[sla] = _OfClass(
                 self._class_ttft.labels(sla),
-                self._class_late.labels(sla),
-                {kind: self._class_tokens.labels(sla, kind) for kind in _KINDS},
-                self._class_stalls.labels(sla),
-                self._class_stall_s.labels(sla),
-                self._class_parked_s.labels(sla),
+                self._sums.of(self._class_late.labels(sla)),
+                self._tokens_of(self._class_tokens, sla),
+                self._sums.of(self._class_stalls.labels(sla)),
+                self._sums.of(self._class_stall_s.labels(sla)),
+                self._sums.of(self._class_parked_s.labels(sla)),
             )
         return found
 
-    def _of_tenant(self, tenant: str) -> Mapping[str, Counter]:
+    def _of_tenant(self, tenant: str) -> _Tokens:
         found = self._tenants.get(tenant)
         if found is None:
-            found = self._tenants[tenant] = {
-                kind: self._tenant_tokens.labels(tenant, kind) for kind in _KINDS
-            }
+            found = self._tenants[tenant] = self._tokens_of(self._tenant_tokens, tenant)
         return found
 
-
-def _add(counter: Counter, amount: float) -> None:
-    """Most streams have nothing to add to most counters, and each takes a lock."""
-    if amount:
-        counter.inc(amount)
+    def _tokens_of(self, counter: Counter, label: str) -> _Tokens:
+        return _Tokens(*(self._sums.of(counter.labels(label, kind)) for kind in _Tokens._fields))
 
 
 def _note_first_token(of_class: _OfClass, stream: Stream) -> None:
-    if stream.ttft_s is not None:
-        of_class.ttft.observe(stream.ttft_s)
-    waited_s = stream.ttft_s if stream.ttft_s is not None else (stream.ended or 0.0) - stream.started
-    _add(of_class.late, waited_s > stream.grant.ttft_s)
-
-
-def _tokens(stream: Stream) -> Mapping[str, float]:
-    return {
-        "prompt": stream.prompt_tokens or 0,
-        "generated": stream.generated,
-        "delivered": stream.delivered,
-        "consumed": min(stream.reader.tally.consumed, stream.generated),
-    }
+    ttft_s = stream.ttft_s
+    if ttft_s is not None:
+        of_class.ttft.add(ttft_s)
+    waited_s = ttft_s if ttft_s is not None else (stream.ended or 0.0) - stream.started
+    of_class.late.amount += waited_s > stream.grant.ttft_s
 
 
 class _Streams(Collector):

@@ -160,27 +160,49 @@ class LocalLimits:
         """The same at once. `processes` that cannot ask each other have their share of the limits each."""
         now = self._clock()
         shares = [self._share(subject, processes) for subject in subjects] if processes > 1 else subjects
-        lacks = [(*lack, subject) for subject in shares for lack in self._lacks(subject, tokens, now)]
-        lease = None
-        if not lacks:
-            lease = Lease(lease_id, tuple(subjects), tokens, now)
-            self.record(lease)
-        requests, left = self._quotas(shares, now)
-        if lease is not None:
-            return Verdict(lease=lease, requests=requests, tokens=left)
+        seen = [(self._account(name), limits) for name, limits in shares]
+        for account, limits in seen:
+            if not self._has_room(account, limits, tokens, now):
+                return self._refusal(shares, tokens, now)
+        lease = Lease(lease_id, tuple(subjects), tokens, now)
+        self.record(lease)
+        requests, left = _quotas(seen, now)
+        return Verdict(lease=lease, requests=requests, tokens=left)
+
+    def _has_room(self, account: _Account, limits: Limits, tokens: int, now: float) -> bool:
+        """Whether there is nothing that `_lacks` tells of."""
+        most = limits.requests_per_minute
+        if most is not None and account.requests.used(now) >= most:
+            return False
+        most = limits.tokens_per_minute
+        if most is not None and account.tokens.used(now) + tokens > most:
+            return False
+        most = limits.concurrent_streams
+        if most is not None and len(account.leases) >= most:
+            return False
+        most = limits.budget_tokens
+        if most is None:
+            return True
+        self._turn(account, limits.budget_period, now)
+        return account.spent_before + account.spent + tokens <= most
+
+    def _refusal(self, subjects: Sequence[Subject], tokens: int, now: float) -> Verdict:
+        lacks = [(*lack, subject) for subject in subjects for lack in self._lacks(subject, tokens, now)]
         retry_s, kind, subject = max(lacks, key=itemgetter(0))  # the reason that holds for longest
+        requests, left = _quotas([(self._account(name), limits) for name, limits in subjects], now)
         return Verdict(
             lease=None, requests=requests, tokens=left, kind=kind, subject=subject, retry_s=retry_s
         )
 
     def record(self, lease: Lease) -> None:
         """Count a request, whether or not there is room for it."""
-        for subject in lease.subjects:
-            account = self._account(subject.name)
-            account.requests.add(1, lease.at)
-            account.leases[lease.id] = account.tokens.add(lease.tokens, lease.at)
-            self._turn(account, subject, lease.at)
-            account.spent += lease.tokens
+        at, tokens = lease.at, lease.tokens
+        for name, limits in lease.subjects:
+            account = self._account(name)
+            account.requests.add(1, at)
+            account.leases[lease.id] = account.tokens.add(tokens, at)
+            self._turn(account, limits.budget_period, at)
+            account.spent += tokens
 
     def restore(self, lease: Lease) -> None:
         """Count a request that began earlier, elsewhere, and is open."""
@@ -193,7 +215,7 @@ class LocalLimits:
             if leaves_in_s(slot_of(lease.at), now) > 0:
                 account.requests.add(1, lease.at)
                 account.leases[lease.id] = account.tokens.add(lease.tokens, lease.at)
-            self._turn(account, subject, now)
+            self._turn(account, subject.limits.budget_period, now)
             if account.began <= lease.at < account.ends:
                 account.spent += lease.tokens
 
@@ -206,7 +228,7 @@ class LocalLimits:
             if slot is None:
                 continue
             account.tokens.change(slot, change, subject.limits.tokens_per_minute, now)
-            self._turn(account, subject, now)
+            self._turn(account, subject.limits.budget_period, now)
             if account.began <= lease.at < account.ends:
                 account.spent = max(0, account.spent + change)
 
@@ -256,13 +278,12 @@ class LocalLimits:
         if (most := limits.concurrent_streams) is not None and len(account.leases) >= most:
             yield STREAM_RETRY_S, "streams"
         if (most := limits.budget_tokens) is not None:
-            self._turn(account, subject, now)
+            self._turn(account, subject.limits.budget_period, now)
             if account.spent_before + account.spent + tokens > most:
                 yield account.ends - now, "budget"
 
-    def _turn(self, account: _Account, subject: Subject, now: float) -> None:
+    def _turn(self, account: _Account, period: BudgetPeriod, now: float) -> None:
         """Begin a new period of the budget when it is time."""
-        period = subject.limits.budget_period
         if account.began <= now < account.ends and account.of == period:
             return
         name, account.began, account.ends = _period(period, math.floor(now / _DAY_S))
@@ -277,19 +298,23 @@ class LocalLimits:
         before = self._account(subject.name).spent_before
         return subject._replace(limits=share_of(subject.limits, processes, spent_before=before))
 
-    def _quotas(self, subjects: Sequence[Subject], now: float) -> tuple[Quota | None, Quota | None]:
-        """Of requests and of tokens, those of the subject that has the least left."""
-        seen = [(self._account(name), limits) for name, limits in subjects]
-        requests = [_quota(account.requests, limits.requests_per_minute, now) for account, limits in seen]
-        tokens = [_quota(account.tokens, limits.tokens_per_minute, now) for account, limits in seen]
-        return tightest(requests), tightest(tokens)
+
+def _quotas(seen: Iterable[tuple[_Account, Limits]], now: float) -> tuple[Quota | None, Quota | None]:
+    """Of requests and of tokens, those of the account that has the least left."""
+    requests = tokens = None
+    for account, limits in seen:
+        requests = _tighter(requests, account.requests, limits.requests_per_minute, now)
+        tokens = _tighter(tokens, account.tokens, limits.tokens_per_minute, now)
+    return requests, tokens
 
 
-def _quota(window: SlidingWindow, limit: int | None, now: float) -> Quota | None:
+def _tighter(found: Quota | None, window: SlidingWindow, limit: int | None, now: float) -> Quota | None:
+    """What is left of this limit, if that is less than what was found."""
     if limit is None:
-        return None
+        return found
     used, empty_s = window.told(now)
-    return Quota(limit, limit - used if limit > used else 0, empty_s)
+    remaining = limit - used if limit > used else 0
+    return Quota(limit, remaining, empty_s) if found is None or remaining < found.remaining else found
 
 
 def tightest(quotas: Iterable[Quota | None]) -> Quota | None:

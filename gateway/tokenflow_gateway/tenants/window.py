@@ -63,11 +63,13 @@ class SlidingWindow:
 
     def add(self, amount: int, now: float) -> int:
         """Use so much more. Returns the slot, for `change`."""
-        self.used(now)
-        slot = self._looked_in
-        if self._slots and (newest := next(reversed(self._slots))) > slot:  # a clock that was set back
+        slot = math.floor(now / SLOT_S)
+        if slot != self._looked_in:
+            self.used(now)
+        slots = self._slots
+        if slots and (newest := next(reversed(slots))) > slot:  # a clock that was set back
             slot = newest
-        self._slots[slot] = self._slots.get(slot, 0) + amount
+        slots[slot] = slots.get(slot, 0) + amount
         self._total += amount
         return slot
 

@@ -108,7 +108,7 @@ SETUPS: Mapping[str, Setup] = {
             kv_tokens=1056,
             max_running=48,
             threads=1,
-            policies=("fcfs", "adaptive"),
+            policies=("fcfs", "andes", "tokenflow", "adaptive"),
         ),
     )
 }

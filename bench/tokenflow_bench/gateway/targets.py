@@ -129,7 +129,7 @@ def our_target(name: str, port: int) -> Target:
     return Target(name, port, -1, key=_KEY.text, metrics_key=events.KEY)
 
 
-def _tokenflow(folder: Path, port: int, engine: str) -> list[str]:
+def _tokenflow(folder: Path, port: int, engine: str, **settings: object) -> list[str]:
     state = folder / f"state-{port}"
     with KeyStore(state / KEYS_FILE) as store:
         store.add(KeyRecord(id=_KEY.key.id, hash=_KEY.key.hash, tenant=_TENANT, created_at=time.time()))
@@ -141,6 +141,7 @@ def _tokenflow(folder: Path, port: int, engine: str) -> list[str]:
         "tenants": {_TENANT: {"limits": _LIMITS}},
         "shutdown_grace_s": 0,
         "log_level": "warning",
+        **settings,
     }
     config = folder / "gateway.yaml"
     config.write_text(json.dumps(values))  # JSON is YAML
@@ -249,9 +250,12 @@ def running(name: str, folder: Path, *, engine_port: int, cpu: int) -> Iterator[
 
 @contextmanager
 def running_workers(count: int, folder: Path, *, engine_port: int) -> Iterator[Target]:
-    """TokenFlow in `count` workers on all cores, each linked to the engine's end in `folder`."""
+    """TokenFlow in `count` workers on all cores, each linked to the engine's end in `folder`.
+
+    They pass on each chunk at once: where the next one waits for it, a wait for more is lost.
+    """
     port = _free_port()
-    words = _tokenflow(folder, port, f"http://127.0.0.1:{engine_port}")
+    words = _tokenflow(folder, port, f"http://127.0.0.1:{engine_port}", coalesce_ms=0)
     target = our_target(f"workers-{count}", port)
     with _started(target, [*words, f"--workers={count}"], "/health/ready", folder, {**os.environ}) as started:
         yield started

@@ -10,7 +10,7 @@ from tokenflow_engine.protocol import StreamState, StreamStates
 __all__ = ["Outbox"]
 
 _STATE_DELAY_S = 0.02
-_COUNT_DELAY_S = 0.05
+_COUNT_DELAY_S = 0.1
 
 
 class Outbox:
@@ -21,7 +21,7 @@ class Outbox:
         self._due: dict[Owner, float] = {}
 
     def add(self, updates: Iterable[Update], *, is_urgent: bool, now: float) -> None:
-        """Queue updates: within 20 ms where a state changed, within 50 ms where only counts did."""
+        """Queue updates: within 20 ms where a state changed, within 100 ms where only counts did."""
         due = now + (_STATE_DELAY_S if is_urgent else _COUNT_DELAY_S)
         for update in updates:
             self._latest.setdefault(update.owner, {})[update.rid] = update

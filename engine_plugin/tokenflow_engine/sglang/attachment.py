@@ -35,7 +35,7 @@ __all__ = ["Attachment", "TokenFlowLinkReq"]
 _logger = logging.getLogger(__name__)
 
 _STATS_EVERY_S = 0.1
-_COUNTS_EVERY_S = 0.03
+_COUNTS_EVERY_S = 0.1
 _RECONCILE_EVERY_S = 0.5
 _ABORT_AGAIN_EVERY_S = 0.1
 _MAX_DELIVERIES = 256
@@ -266,7 +266,8 @@ class Attachment:
         self._outside.back(rid, now)
         self._book.ended(rid, aborted=aborted, now=now)
         self._table.ended(rid)
-        self._planner.note()
+        if not self._table.all_run:
+            self._planner.note()  # its place is for somebody else
 
     # ---- plans ------------------------------------------------------------------------------------
 

@@ -272,6 +272,12 @@ class Table:
         row = self._rows.get(rid)
         return row is not None and not self._columns["generated"].item(row)
 
+    @property
+    def all_run(self) -> bool:
+        """Whether all requests are in the decode batch, so that there is nothing to plan."""
+        phase, alive = self._columns["phase"][: self._count], self._columns["alive"][: self._count]
+        return not bool((alive & (phase != _RUNNING)).any())
+
     def view(self, *, now: float, device: Device, costs: Costs) -> tuple[EngineView, list[str]]:
         """The engine at `now`, and the rid of each row."""
         self._read_on(now)

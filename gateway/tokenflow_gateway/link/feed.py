@@ -131,7 +131,7 @@ class ReaderFeed:
     def _add(self, stream: Stream, estimate: Estimate, batch: list[tuple[Stream, Reading]]) -> None:
         now = time.monotonic()
         copy, reading = stream.engine_copy, self._reading(stream, estimate)
-        copy.generate(stream.counted or 0, now=now)
+        copy.generate(stream.generated, now=now)
         if stream in self._untold or departs(copy, reading, now=now):
             batch.append((stream, reading))
 

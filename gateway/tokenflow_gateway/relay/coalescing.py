@@ -14,8 +14,8 @@ __all__ = ["ReadCoalescing"]
 
 _LEAST_S = 0.0001
 """Not worth a wait."""
-_HELD_OFF_S = 0.003
-"""Behind a request that comes or is sent, or an answer that begins: a task takes that long, in some turns."""
+_HELD_OFF_S = 0.002
+"""Beyond the turn in which a request comes or is sent, or an answer begins: its task needs some more."""
 
 
 class ReadCoalescing:
@@ -44,7 +44,7 @@ class ReadCoalescing:
 
     def hold_off(self) -> None:
         """Something else is under way."""
-        self._free_until = time.monotonic() + _HELD_OFF_S
+        self._free_until = time.monotonic() + self._every_s + _HELD_OFF_S
 
     def _wait(self) -> None:
         """At the end of the turn, before the loop looks for what is ready."""

@@ -39,6 +39,7 @@ from tokenflow_gateway.readers.connection import ConnectionSweep
 from tokenflow_gateway.readers.registry import ReaderRegistry
 from tokenflow_gateway.readers.track import Watched
 from tokenflow_gateway.relay.asking import Asking
+from tokenflow_gateway.relay.coalescing import ReadCoalescing
 from tokenflow_gateway.relay.entry import Entry
 from tokenflow_gateway.relay.errors import error_body
 from tokenflow_gateway.relay.exchange import SEEN
@@ -101,6 +102,7 @@ class Gateway:
         except StoreError as error:
             raise ConfigError(f"state_dir: {error}") from error
         self.metrics = Metrics()
+        self.coalescing = ReadCoalescing(settings.coalesce_ms / 1000)
         self.streams = StreamTable()
         self.registry = EngineRegistry(
             [Engine(config) for config in settings.engines],
@@ -236,7 +238,7 @@ class Gateway:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Everything that lives as long as the gateway: connections, health probes and links."""
-        upstream = Upstream(coalesce_s=self.settings.coalesce_ms / 1000)
+        upstream = Upstream(self.coalescing)
         lifecycle = Lifecycle(self.streams, self.readers, self.metrics, upstream)
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         async with httpx.AsyncClient(timeout=PROBE_TIMEOUT_S, trust_env=False) as probe_client:

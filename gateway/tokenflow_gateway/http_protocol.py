@@ -103,7 +103,12 @@ class GatewayState(ServerState):
     """What the connections of one server share: their set, and its bounds."""
 
     def __init__(
-        self, *, max_connections: int, max_hold_s: float, on_refused: Callable[[], None] = lambda: None
+        self,
+        *,
+        max_connections: int,
+        max_hold_s: float,
+        on_refused: Callable[[], None] = lambda: None,
+        on_request: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.max_connections = max_connections
@@ -111,6 +116,8 @@ class GatewayState(ServerState):
         """A connection that takes nothing of what waits for it is cut off after this long."""
         self.on_refused = on_refused
         """Called for each connection beyond."""
+        self.on_request = on_request
+        """Called for each request, before its task has its first turn."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
@@ -359,6 +366,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         if cycle.scope["http_version"] == "1.0":
             cycle.send = _until_close(cycle)  # type: ignore[method-assign, assignment]
+        self.server_state.on_request()
         super()._start_asgi_task(cycle, app)
 
     # ---- callbacks of the parser -----------------------------------------------------------------

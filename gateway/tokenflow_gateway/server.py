@@ -125,6 +125,7 @@ def server_for(
         max_connections=_connections_within_limit(_connections_of_each(settings)),
         max_hold_s=settings.delivery.max_hold_s,
         on_refused=gateway.metrics.connections_refused.inc,
+        on_request=gateway.coalescing.hold_off,
     )
     gateway.metrics.watch_connections(lambda: len(state.connections))
     server = StagedServer(config, state)

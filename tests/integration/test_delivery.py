@@ -268,6 +268,28 @@ async def test_a_client_that_leaves_with_a_full_queue_frees_everything(engine: R
         assert not running("_write_queue")
 
 
+async def test_a_client_that_leaves_before_the_last_of_its_answer_has_not_got_it(
+    engine: ReplayEngine,
+) -> None:
+    """What is left of it waits in the write that is under way, and nothing behind that."""
+
+    def until_it_waits() -> Iterator[Step]:
+        while not gateway.streams or all(cast(Any, client).writable for client in connections):
+            yield Send(b"".join(events(10)))
+            yield Pause(0)
+        yield Send(chunk("", "stop") + DONE)
+
+    async with serving(engine) as gateway:
+        connections = gateway.server.server_state.connections
+        engine.scripts["until"] = Script(steps=until_it_waits())
+        async with stalling_client(gateway.base_url, CHAT, asks("until")):
+            await eventually(lambda: bool(gateway.streams) and gateway.streams[0].answered, "all has come")
+            assert 0 < gateway.streams[0].held_bytes < 16 * 1024
+        await gateway.everything_released()
+        assert ended(gateway, "client_gone") == 1
+        assert ended(gateway, "finished") == 0
+
+
 @pytest.mark.parametrize("cuts", [True, False])
 async def test_an_engine_that_dies_is_told_after_the_text_before_it(
     engine: ReplayEngine, *, cuts: bool

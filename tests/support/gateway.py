@@ -82,6 +82,7 @@ async def running_gateway(
         max_connections=settings.max_connections,
         max_hold_s=settings.delivery.max_hold_s,
         on_refused=app.metrics.connections_refused.inc,
+        on_request=app.coalescing.hold_off,
     )
     app.metrics.watch_connections(lambda: len(state.connections))
     server = PromptServer(

@@ -69,6 +69,15 @@ async def test_nothing_waits_while_a_request_is_under_way(clock: Clock) -> None:
     assert await clock.turn(reads, busy_s=0.0002) == pytest.approx(0.0008)
 
 
+async def test_a_turn_as_long_as_the_wait_before_it_may_be_does_not_use_that_up(clock: Clock) -> None:
+    reads = ReadCoalescing(0.02)
+    await clock.turn(reads)
+    reads.hold_off()  # a request comes together with many chunks
+    assert await clock.turn(reads, busy_s=0.015) == 0.0
+    for _ in range(5):
+        assert await clock.turn(reads, busy_s=0.0002) == 0.0
+
+
 async def test_control_it_can_be_turned_off(clock: Clock) -> None:
     reads = ReadCoalescing(0.0)
     for _ in range(10):

@@ -135,6 +135,7 @@ async def test_what_waits_for_a_client_that_leaves_is_not_handed_over(play: Play
     with pytest.raises(ClientGone):
         await play.delivery.drained()
     assert (play.stream.delivered, play.stream.reader.handed_over) == (3, 3)
+    assert not play.delivery.empty
 
 
 async def test_order_is_kept_over_any_stops(play: Played) -> None:

@@ -104,6 +104,17 @@ def test_a_changed_rate_is_followed_within_two_seconds(new_rate: float) -> None:
     assert made.estimate(8.0).source == "transport"
 
 
+def test_the_rate_is_within_its_band_when_two_looks_at_one_moment_have_taught_it() -> None:
+    made = reader(delivered=3)
+    see(made, 0.0, now=0.0)
+    see(made, 3.0, now=1.0)
+    assert made.estimate(1.0).rate == 5.0, "it had to wait"
+    made.deliver([1000], [1.0])
+    see(made, 3.0, now=1.0)
+    estimate = made.estimate(1.0)
+    assert (estimate.rate, estimate.rate_low, estimate.rate_high) == pytest.approx((3.0, 2.4, 3.6))
+
+
 def test_steps_teach_the_rate_too() -> None:
     made = reader()
     for step in range(1, 8):

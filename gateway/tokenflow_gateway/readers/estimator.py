@@ -346,7 +346,7 @@ class Estimator:
 
     def _band(self) -> tuple[float, float]:
         """From the prior's band to the observed one, as evidence comes in."""
-        if self._learned_s == 0.0:
+        if self._learned_s == 0.0 and self._rate == self._pace.rate:
             pace = self._pace
             return max(min(pace.low, pace.rate), min(_LEAST_RATE, pace.rate)), max(pace.high, pace.rate)
         trust = 1.0 - math.exp(-self._learned_s / (2 * _SETTLE_S))

@@ -14,8 +14,8 @@ __all__ = ["ReadCoalescing"]
 
 _LEAST_S = 0.0001
 """Not worth a wait."""
-_HELD_OFF_S = 0.003
-"""For a request to be sent, or an answer to begin: what a task takes that is woken some times."""
+_HELD_OFF_S = 0.002
+"""Beyond the turn in which a request comes or is sent, or an answer begins: its task needs some more."""
 
 
 class ReadCoalescing:
@@ -23,8 +23,8 @@ class ReadCoalescing:
 
     The chunk that comes first goes by at once, and what is ready after it waits until `every_s` have passed
     since the loop began on the ones before. A loop that takes longer than that for them does not wait at
-    all, so nothing is lost where the core is busy. Where a request is under way to its engine, or an answer
-    begins, nothing waits.
+    all, so nothing is lost where the core is busy. Where a request comes or is under way to its engine, or an
+    answer begins, nothing waits: its task would do so in each turn of the loop that it needs.
     """
 
     __slots__ = ("_every_s", "_free_until", "_last", "armed")
@@ -44,7 +44,7 @@ class ReadCoalescing:
 
     def hold_off(self) -> None:
         """Something else is under way."""
-        self._free_until = time.monotonic() + _HELD_OFF_S
+        self._free_until = time.monotonic() + self._every_s + _HELD_OFF_S
 
     def _wait(self) -> None:
         """At the end of the turn, before the loop looks for what is ready."""

@@ -133,7 +133,7 @@ class Delivery:
     @property
     def empty(self) -> bool:
         """The client has been handed all there is."""
-        return self._writer is None and not self._backlog
+        return self._writer is None and not self._backlog and self._fault is None
 
     def takes_now(self, data: bytes) -> bool:
         """Whether `put` would hand this over at once, in one write."""

@@ -109,6 +109,7 @@ class EngineConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._coalescing.hold_off()  # who has waited for it is to go on
         self._pool.open.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -137,9 +138,8 @@ class EngineConnection(asyncio.Protocol):
 class EnginePool:
     """As many connections as there are requests under way, and those kept for the next."""
 
-    def __init__(self, *, coalesce_s: float = 0.0) -> None:
-        """`coalesce_s` as in `ReadCoalescing`."""
-        self.coalescing = ReadCoalescing(coalesce_s)
+    def __init__(self, coalescing: ReadCoalescing | None = None) -> None:
+        self.coalescing = coalescing or ReadCoalescing(0.0)
         self.open: set[EngineConnection] = set()
         self._kept: dict[Origin, list[EngineConnection]] = {}  # the one idle for longest first
         self._sweep: asyncio.TimerHandle | None = None
@@ -165,6 +165,7 @@ class EnginePool:
 
     async def new(self, origin: Origin, *, within_s: float) -> EngineConnection:
         """Raises `NoEngine` or, if it takes longer than `within_s`, `ConnectTimeout`."""
+        self.coalescing.hold_off()
         try:
             async with asyncio.timeout(within_s):
                 return await self._connect(origin)

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tokenflow_gateway.engines.engine import Engine
+from tokenflow_gateway.relay.coalescing import ReadCoalescing
 from tokenflow_gateway.relay.engine_answer import EngineAnswer
 from tokenflow_gateway.relay.engine_pool import EngineConnection, EnginePool, Origin
 from tokenflow_gateway.relay.errors import EngineUnreachable
@@ -182,9 +183,8 @@ class EngineRequest:
 class Upstream:
     """Connections to engines: as many as there are streams, pooled between requests."""
 
-    def __init__(self, *, coalesce_s: float = 0.0) -> None:
-        """`coalesce_s` as in `ReadCoalescing`."""
-        self._pool = EnginePool(coalesce_s=coalesce_s)
+    def __init__(self, coalescing: ReadCoalescing | None = None) -> None:
+        self._pool = EnginePool(coalescing)
         self._targets: dict[Engine, _Target] = {}
 
     async def close(self) -> None:

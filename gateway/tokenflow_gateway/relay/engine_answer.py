@@ -159,6 +159,7 @@ class AnswerBody:
         if self._ended or self._error is not None:
             return
         self._ended, self._error = error is None, error
+        self.pass_by = None
         self._read_on()
         waiter = self._waiter
         if waiter is None or waiter.done():

@@ -9,20 +9,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from itertools import accumulate
 from typing import NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tokenflow_engine.protocol import Durations
+from tokenflow_engine.control.durations import DurationCounts
 from tokenflow_gateway.engines.engine import Engine
 from tokenflow_gateway.readers.estimator import Source
 from tokenflow_gateway.readers.slack import SlackCollector
 from tokenflow_gateway.readers.tally import Look
 from tokenflow_gateway.relay.stream import End, Stream, StreamTable
-from tokenflow_gateway.sums import Histograms, Sum, Sums, Times
+from tokenflow_gateway.sums import Histograms, Sum, Sums, cumulative
 
 __all__ = ["Metrics"]
 
@@ -36,10 +35,10 @@ class _OfEngine(NamedTuple):
     generated: Sum
     delivered: Sum
     prompt: Sum
-    ttft: Times
-    duration: Times
+    ttft: DurationCounts
+    duration: DurationCounts
     effective: Sum
-    time_per_token: Times
+    time_per_token: DurationCounts
 
 
 class Metrics:
@@ -377,7 +376,7 @@ class _EngineCollector(Collector):
         for engine in self._engines:
             if engine.linked and engine.stats is not None:
                 for kind, durations in engine.stats.return_s.items():
-                    family.add_metric([engine.name, kind], _buckets(durations), sum_value=durations.sum_s)
+                    family.add_metric([engine.name, kind], cumulative(durations), sum_value=durations.sum_s)
         return family
 
     def _plans(self) -> HistogramMetricFamily:
@@ -387,14 +386,8 @@ class _EngineCollector(Collector):
         for engine in self._engines:
             times = engine.stats.plan_times if engine.linked and engine.stats is not None else None
             if times is not None:
-                family.add_metric([engine.name], _buckets(times), sum_value=times.sum_s)
+                family.add_metric([engine.name], cumulative(times), sum_value=times.sum_s)
         return family
-
-
-def _buckets(durations: Durations) -> list[tuple[str, float]]:
-    """Prometheus' cumulative ones."""
-    ends = [*map(str, durations.bounds_s), "+Inf"]
-    return [(end, float(below)) for end, below in zip(ends, accumulate(durations.counts), strict=True)]
 
 
 class _ReaderTotals(Collector):

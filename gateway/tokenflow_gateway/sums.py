@@ -6,7 +6,6 @@ takes. For use in one thread, the event loop's, in which metrics are collected, 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 
@@ -14,7 +13,10 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-__all__ = ["Histograms", "Sum", "Sums", "Times"]
+from tokenflow_engine.control.durations import DurationCounts
+from tokenflow_engine.protocol import Durations
+
+__all__ = ["Histograms", "Sum", "Sums", "cumulative"]
 
 
 class Sum:
@@ -47,19 +49,10 @@ class Sums(Collector):
         return ()
 
 
-class Times:
-    """Seconds by classes of length; `bounds` are their upper ends, rising."""
-
-    __slots__ = ("bounds", "counts", "sum_s")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.sum_s = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.sum_s += seconds
+def cumulative(durations: Durations) -> list[tuple[str, float]]:
+    """Prometheus' buckets."""
+    ends = [*map(str, durations.bounds_s), "+Inf"]
+    return [(end, float(below)) for end, below in zip(ends, accumulate(durations.counts), strict=True)]
 
 
 class Histograms(Collector):
@@ -78,19 +71,18 @@ class Histograms(Collector):
         self._text = text
         self._labelnames = labelnames
         self._bounds = tuple(map(float, buckets))
-        self._of: dict[tuple[str, ...], Times] = {}
+        self._of: dict[tuple[str, ...], DurationCounts] = {}
         registry.register(self)
 
-    def labels(self, *values: str) -> Times:
+    def labels(self, *values: str) -> DurationCounts:
         found = self._of.get(values)
         if found is None:
-            found = self._of[values] = Times(self._bounds)
+            found = self._of[values] = DurationCounts(self._bounds)
         return found
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         family = HistogramMetricFamily(self._name, self._text, labels=self._labelnames)
-        for values, times in self._of.items():
-            ends = [*map(str, times.bounds), "+Inf"]
-            buckets = zip(ends, map(float, accumulate(times.counts)), strict=True)
-            family.add_metric(values, list(buckets), sum_value=times.sum_s)
+        for values, counts in self._of.items():
+            durations = counts.message()
+            family.add_metric(values, cumulative(durations), sum_value=durations.sum_s)
         yield family

@@ -12,8 +12,9 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from tokenflow_engine.control.durations import DurationCounts
 from tokenflow_gateway.relay.stream import Stream
-from tokenflow_gateway.sums import Histograms, Sum, Sums, Times
+from tokenflow_gateway.sums import Histograms, Sum, Sums
 
 __all__ = ["OTHER", "TenantLabels", "TenantMetrics"]
 
@@ -62,7 +63,7 @@ class _Tokens(NamedTuple):
 class _OfClass(NamedTuple):
     """The metrics of one class: to look them up by its label takes longer than to write them."""
 
-    ttft: Times
+    ttft: DurationCounts
     late: Sum
     tokens: _Tokens
     stalls: Sum

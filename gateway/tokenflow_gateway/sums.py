@@ -1,7 +1,7 @@
 """What is counted for each request, as plain numbers that prometheus_client is told when somebody looks.
 
-Its own counters take a lock and some checks each time: with some twenty of them, a tenth of what a request
-takes. For use in one thread, the event loop's, in which metrics are collected, too.
+Its own counters take a lock and some checks each time: for the dozen that a request adds to, 800 of 12,300
+bytecodes. For use in one thread, the event loop's, in which metrics are collected, too.
 """
 
 from __future__ import annotations

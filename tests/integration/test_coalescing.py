@@ -64,5 +64,6 @@ async def test_a_request_waits_once_and_not_in_each_of_its_turns(
         assert len(waits) == came[-1]
     finally:
         chunks.cancel()
+        await asyncio.wait((chunks,))
     assert len(came) == 4
     assert came[0] > 0

@@ -53,8 +53,8 @@ _REST_S = 3.0
 _ALONE = 200
 """First tokens of each engine with nothing beside them."""
 _ALONE_OUTPUT = 4
-_ALONE_PAUSE_S = 0.02
-"""Before each of them: what the one before has left to do is done."""
+_ALONE_GAP_S = 0.02
+"""Between the end of one and the next arrival."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ async def _first_tokens(sides: Sequence[_Side], setup: Setup, rate: float, seed:
     asks = [replace(ask, output_tokens=_ALONE_OUTPUT) for ask in asks_of(work, seed=seed, mark="alone ")]
     found: list[list[float]] = [[] for _ in sides]
     for turn, at in turns(range(len(sides)), _ALONE):
-        await asyncio.sleep(_ALONE_PAUSE_S)
+        await asyncio.sleep(_ALONE_GAP_S)
         run = await drive(sides[at].client, [asks[turn]], horizon_s=_HORIZON_S)
         log = run.logs[0]
         if not log.is_whole or log.sent_s is None:

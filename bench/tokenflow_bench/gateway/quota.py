@@ -1,4 +1,4 @@
-"""A share of a core for each process, by the bandwidth control of Linux (cgroups; needs root)."""
+"""A share of a core for each process, by the bandwidth control of Linux (cgroups 1; needs root)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 __all__ = ["NoQuota", "limited"]
 
 _PERIOD_US = 5_000
-_V1 = Path("/sys/fs/cgroup/cpu")
-_V2 = Path("/sys/fs/cgroup")
+_ROOT = Path("/sys/fs/cgroup/cpu")
 
 
 class NoQuota(Exception):
@@ -24,33 +23,29 @@ def limited(pids: Iterable[int], *, cores: float) -> Iterator[None]:
     Raises `NoQuota`.
     """
     groups: list[Path] = []
-    root = _V1 if (_V1 / "cpu.cfs_quota_us").exists() or (_V1 / "tasks").exists() else _V2
     try:
         try:
             for pid in pids:
-                groups.append(root / f"tokenflow-bench-{pid}")
+                groups.append(_ROOT / f"tokenflow-bench-{pid}")
                 _limit(groups[-1], pid, round(cores * _PERIOD_US))
         except OSError as error:
             raise NoQuota(f"no share of a core can be given: {error}") from error
         yield
     finally:
         for group in groups:
-            _give_back(group, root)
+            _give_back(group)
 
 
 def _limit(group: Path, pid: int, quota_us: int) -> None:
     group.mkdir()
-    if (group / "cpu.cfs_quota_us").exists():
-        (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
-        (group / "cpu.cfs_quota_us").write_text(str(quota_us))
-    else:
-        (group / "cpu.max").write_text(f"{quota_us} {_PERIOD_US}")
+    (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+    (group / "cpu.cfs_quota_us").write_text(str(quota_us))
     (group / "cgroup.procs").write_text(str(pid))
 
 
-def _give_back(group: Path, root: Path) -> None:
+def _give_back(group: Path) -> None:
     """Its process goes on without a limit."""
     with suppress(OSError):
         for pid in (group / "cgroup.procs").read_text().split():
-            (root / "cgroup.procs").write_text(pid)
+            (_ROOT / "cgroup.procs").write_text(pid)
         group.rmdir()

@@ -35,8 +35,8 @@ __all__ = [
 CONNECTION: Final = "tokenflow.connection"
 """The client's connection in the extensions of the ASGI scope, where the server gives it."""
 SEEN: Final = "tokenflow.seen"
-"""Beside it: what an `Exchange` has made of the head. Requests of one connection with the very same head have the
-same extensions: for all but the first it is there already."""
+"""Beside it: what an `Exchange` has made of the head. Requests of one connection with the very same head have
+the same extensions: for all but the first it is there already."""
 
 STREAM_HEADER: Final = b"x-tokenflow-stream"
 """The stream's id and capability; see docs/progress.md."""

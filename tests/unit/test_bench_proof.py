@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tokenflow_bench.burst.rounds import requests_of
+from tokenflow_bench.burst.rounds import requests_of, waits_of
 from tokenflow_bench.burst.scenarios import Plan
 from tokenflow_bench.burst.setups import SETUPS
 from tokenflow_bench.calibrate.fit import Costs
@@ -270,6 +270,14 @@ def test_requests_are_what_came() -> None:
         "rate": [5.0, 6.0],
         "pauses": [[], [(3.0, 13.0)]],
     }
+
+
+def test_waits_are_kept_of_each_request() -> None:
+    """A token a second for one who reads five; and one whose second token never came."""
+    whole = StreamLog(index=0, due_s=1.0, person=Person(5.0), output_tokens=2, prompt_tokens=70)
+    whole.token_s, whole.end_s = [2.0, 3.0], 3.0
+    cut = StreamLog(index=1, due_s=1.5, person=Person(5.0), output_tokens=8, token_s=[2.0])
+    assert waits_of([whole, cut], horizon_s=10.0) == {"ttft_s": [1.0, 0.5], "stall_s": [0.8, 7.8]}
 
 
 def test_the_page_of_html_has_everything_in_it() -> None:

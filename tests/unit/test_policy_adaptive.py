@@ -214,7 +214,7 @@ def test_many_of_a_light_class_who_wait_for_minutes_do_not_hide_a_heavier_one(li
 def test_passes_are_no_longer_than_the_tightest_reader_can_bear() -> None:
     newcomer = Row(phase=WAITING, context=1000, waited=0)
     reader = Row(phase=RUNNING, generated=2000, rate=25.0, buffered=2.5)
-    tight = plan_of(view_of(ahead(30), reader, newcomer, free=5_000)).prefill_tokens
+    tight = plan_of(view_of(ahead(30), reader, newcomer, free=5_000), lead_s=0.0).prefill_tokens
     calm = plan_of(view_of(ahead(30), ahead(10), newcomer, free=5_000)).prefill_tokens
     nobody = plan_of(view_of(newcomer, free=5_000)).prefill_tokens
     assert tight is not None
@@ -299,6 +299,16 @@ def test_who_has_just_begun_gets_a_lead_before_others_are_prefilled() -> None:
     assert waits.next_at < NOW + 0.3
     assert plan_of(_slow(_begun(text_s=2.0))).admit, "its lead pays for a pass"
     assert plan_of(_slow(_begun()), lead_s=0.0).admit, "negative control"
+
+
+@pytest.mark.parametrize(("base_s", "token_s", "admitted"), [(0.3, 1e-3, 3), (0.01, 4e-3, 1)])
+def test_newcomers_come_together_where_passes_are_mostly_base(
+    base_s: float, token_s: float, admitted: int
+) -> None:
+    """A prompt takes about 0.3 s by itself on both, and the lead pays for all on the first only."""
+    machine = replace(MACHINES["laptop-smollm2"], prefill_base_s=base_s, prefill_per_token_s=token_s)
+    view = view_of(*_begun(text_s=0.9), machine=machine, free=2_000)
+    assert len(plan_of(view).admit) == admitted
 
 
 def test_newcomers_do_not_wait_for_a_lead_for_ever() -> None:

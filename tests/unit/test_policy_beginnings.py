@@ -50,10 +50,11 @@ def test_who_is_first_does_not_run_dry_while_others_are_prefilled() -> None:
     assert _stall_free(7, lead_s=0.0) < 0.9, "negative control"
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", range(1, 7))
 def test_newcomers_still_wait_far_less_than_with_the_stock_engine(seed: int) -> None:
+    """In passes of two prompts, each after its own lead, the last would come too late with half of these."""
     stock, ours = _burst(7, seed, "fcfs").summary, _burst(7, seed).summary
-    assert ours.ttft_p99_s <= 0.3 * stock.ttft_p99_s
+    assert ours.ttft_p99_s <= 0.2 * stock.ttft_p99_s
     assert ours.raw_tokens_per_s >= 0.98 * stock.raw_tokens_per_s
 
 

@@ -19,10 +19,11 @@ from tokenflow_bench.load.asks import asks_of
 from tokenflow_bench.load.driver import Client, Drive, drive
 from tokenflow_bench.load.log import StreamLog
 from tokenflow_bench.load.summary import summarise
+from tokenflow_bench.metrics import StreamFigures
 from tokenflow_bench.timelines import readers_timeline
 from tokenflow_bench.workload import Workload
 
-__all__ = ["Rounds", "requests_of", "run_async"]
+__all__ = ["Rounds", "requests_of", "run_async", "waits_of"]
 
 _TRIES = 3
 """For a run with an objection, before its figures are kept as not to be trusted."""
@@ -109,6 +110,7 @@ class Rounds:
             "driver": run.overhead.document() | {"others_cores": others_cores},
             "reports": {str(status): count for status, count in run.report_statuses.items()},
             "requests": requests_of(run.logs),
+            "waits": waits_of(run.logs, horizon_s=self.horizon_s),
             **({} if number else {"timeline": readers_timeline(log.record() for log in run.logs)}),
             "errors": sorted({log.error for log in run.logs if log.error})[:5],
             "objection": run.overhead.objection(max_lag_ms=self.max_lag_ms)
@@ -128,6 +130,15 @@ def requests_of(logs: Sequence[StreamLog]) -> dict[str, list[Any]]:
         "max_output": [max(log.output_tokens, len(log.token_s)) for log in logs],
         "rate": [log.person.rate for log in logs],
         "pauses": [log.person.pauses() for log in logs],
+    }
+
+
+def waits_of(logs: Sequence[StreamLog], *, horizon_s: float) -> dict[str, list[float]]:
+    """Of the same requests, in columns: seconds until the first token, and without text after it."""
+    figures = [StreamFigures.of(log.record(), horizon_s=horizon_s, window_s=horizon_s) for log in logs]
+    return {
+        "ttft_s": [round(one.ttft_s, 4) for one in figures],
+        "stall_s": [round(one.stall_s, 4) for one in figures],
     }
 
 

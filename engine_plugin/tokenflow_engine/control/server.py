@@ -48,7 +48,7 @@ __all__ = ["LinkServer"]
 _logger = logging.getLogger(__name__)
 
 _STATS_EVERY_S = 0.2
-_COLLECT_EVERY_S = 0.1
+_COLLECT_EVERY_S = 0.2
 """What is not urgent; each look takes the interpreter from the scheduler's thread."""
 _ACTIVE_FOR_S = 1.0
 _AFTER_ERROR_S = 0.05

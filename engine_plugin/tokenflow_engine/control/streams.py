@@ -164,7 +164,7 @@ class StreamBook:
             stream.buffer = VirtualBuffer(rate=declared_rate or DEFAULT_RATE, now=now)
         self._reader_changed(stream)
         if stream.live or stream.ended:
-            self._tell(stream, urgent=True)
+            self._tell(stream, urgent=not stream.live)
         return bool(stream.live)
 
     def consumed(self, reading: Reading, *, owner: Owner, now: float) -> None:
@@ -229,7 +229,7 @@ class StreamBook:
             counts = not (is_warm_up and origin.is_sample)
             self._parts[rid] = stream.live[rid] = _Part(stream, counts)
             self._reader_changed(stream)
-        self._tell(stream, urgent=True)
+        self._tell(stream, urgent=False)  # most run a moment later, and then say so
         closer = self._tombstones.find(stream.rid, now=now)
         if closer is None:
             return True

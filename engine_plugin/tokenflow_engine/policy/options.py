@@ -67,7 +67,7 @@ class Options:
     """Prefill gets at least this share of a decode step."""
     prefill_ahead_s: float = 0.3
     """Newcomers get places only as far as they can be prefilled within this time."""
-    lead_s: float = 0.75
+    lead_s: float = 1.5
     """Newcomers wait for readers in the batch to get a lead that pays for their prefill, if that takes no
     longer than this."""
     hold_s: float = 3.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from tokenflow_engine.policy.base import EngineView, Floats, Phase
@@ -9,17 +11,25 @@ from tokenflow_engine.policy.options import Options
 from tokenflow_engine.policy.rows import running, started
 from tokenflow_engine.policy.slack import Line
 
-__all__ = ["Passes", "prefill_budget"]
+__all__ = ["Beginning", "Passes", "prefill_budget"]
 
 _INFINITY = float("inf")
 _PREFILLING = int(Phase.PREFILLING)
 _LEAST_TOKENS = 16
 _LEAST_BASES = 2.0
 """A prefill pass of its own takes at least so many times as long as an empty one: shorter ones do no work."""
-_WORTHWHILE_BASES = 4.0
-"""From so many times that on it is worth its base: three quarters of it are work."""
+_LEAST_GAIN = 0.05
+"""Seconds of text in a second that a reader gains at least, when it is asked how long the last will wait."""
 _PASSES_AHEAD = 4
 """Newcomers are let in for so many mixed passes; by then there is another plan."""
+
+
+class Beginning(NamedTuple):
+    """The next pass for newcomers, in seconds."""
+
+    wait_s: float
+    """How long to decode before it."""
+    pass_s: float
 
 
 class Passes:
@@ -48,34 +58,61 @@ class Passes:
             mixed=view.mixed,
         )
 
-    def wait_for_lead(self, newcomers: list[int], *, late_s: float) -> bool:
-        """Whether to decode rather than to prefill for now, where one pass cannot do both.
+    def beginning(self, newcomers: list[int], *, late_s: float) -> Beginning:
+        """How many newcomers to prefill in the next pass, and when, where one pass cannot decode too.
 
-        Who has just begun has a token or two to read, and even a short prefill takes longer. Passes that its
-        reader does not notice are nearly all base; a few decode steps first give it a lead that pays for one
-        that is worth its base, or does all there is to do. Not for a lead that takes longer than `lead_s`,
-        nor with a newcomer `hold_s` late (`late_s`: the latest is now), nor for a lighter class than theirs.
+        Who has just begun has a token or two to read, and even a short prefill takes longer: a few decode
+        steps first give it a lead that pays for the pass. Small passes are mostly base, and a large batch
+        gains leads slowly, so that the last would wait long; a long pass keeps all waiting for its lead. Of
+        passes of all, half, a quarter... of the newcomers, the one with which their first tokens come soonest
+        in the mean, if those after it have to wait for the leads of those before them.
+
+        Not for a lead that takes longer than `lead_s`, nor with a newcomer `hold_s` late (`late_s`: the
+        latest is now), nor for a lighter class than theirs, nor for a reader as fast as the engine.
         """
-        view, step_s, prefill = self._view, self._step_s, self._prefill
-        patience_s = self._options.hold_s - late_s
+        view, options, prefill, step_s = self._view, self._options, self._prefill, self._step_s
+        at_once = Beginning(0.0, options.prefill_ahead_s)
+        patience_s = min(options.hold_s - late_s, options.lead_s)
         if view.mixed or patience_s <= 0:
-            return False
-        all_s = prefill.base_s + prefill.per_token_s * float(view.prefill.take(newcomers).sum())
-        pass_s = min(_WORTHWHILE_BASES * prefill.base_s, all_s)
-        lacking = (pass_s + step_s) / self._options.share - self._slack
-        lacking[self._token_s >= pass_s + step_s] = 0.0
-        gained = self._token_s / step_s - 1.0
-        pays = (lacking > 0) & (lacking < gained * min(patience_s, self._options.lead_s))
-        pays &= self._weight >= view.weight.take(newcomers).max()
-        return bool(pays.any())
+            return at_once
+        gains = self._token_s > step_s
+        gains &= self._weight >= view.weight.take(newcomers).max()
+        if not gains.any():
+            return at_once
+        token_s, slack = self._token_s[gains], self._slack[gains]
+        tokens, count = view.prefill.take(newcomers).cumsum(), len(newcomers)
+        shortest_s = min(float(token_s.min()), 1.0 / max(float(view.rate_high.take(newcomers).max()), 1e-6))
+        later_step_s = self._later_step_s(newcomers)
+        best, soonest_s, size = at_once, _INFINITY, count
+        while size:
+            pass_s = prefill.base_s + prefill.per_token_s * tokens.item(size - 1)
+            lacking = (pass_s + step_s) / options.share - slack
+            lacking[token_s >= pass_s + step_s] = 0.0
+            wait_s = max(float((lacking / (token_s / step_s - 1.0)).max()), 0.0)
+            if wait_s < patience_s:
+                groups = count / size
+                one_s = prefill.base_s + prefill.per_token_s * tokens.item(-1) / groups
+                lacks_s = max((one_s + later_step_s) / options.share - shortest_s, 0.0)
+                gained = max(shortest_s / later_step_s - 1.0, _LEAST_GAIN)
+                mean_s = wait_s + pass_s + (groups - 1.0) / 2 * (one_s + lacks_s / gained)
+                if mean_s < soonest_s:
+                    best, soonest_s = Beginning(wait_s, pass_s), mean_s
+            size //= 2
+        return best
 
-    def room(self, *, late_s: float, all_fit: bool) -> float:
-        """Tokens of newcomers that one plan lets in; the first of them is `late_s` late, or early.
+    def _later_step_s(self, newcomers: list[int]) -> float:
+        """A decode step when half of the newcomers have begun."""
+        view, decoding = self._view, running(self._view)
+        context = float(view.context[decoding].sum()) + float(view.context.take(newcomers).sum()) / 2
+        return view.costs.decode_s(int(np.count_nonzero(decoding)) + len(newcomers) // 2, context)
+
+    def room(self, pass_s: float, *, late_s: float, all_fit: bool) -> float:
+        """Tokens of newcomers that one plan lets in, for a pass of `pass_s`; the first is `late_s` late.
 
         While nobody reads, as many as can be in time begin together: those before them would run dry while
         the others are prefilled. `all_fit`: there are places for all.
         """
-        longest_s = _INFINITY if all_fit else self._options.prefill_ahead_s
+        longest_s = _INFINITY if all_fit else max(pass_s, self._options.prefill_ahead_s)
         if self.tokens is None:
             return self._prefill.within(max(longest_s, -late_s))
         under_way = float(self._view.prefill[self._view.phase == _PREFILLING].sum())

@@ -34,8 +34,8 @@ __all__ = ["Attachment", "TokenFlowLinkReq"]
 
 _logger = logging.getLogger(__name__)
 
-_STATS_EVERY_S = 0.1
-_COUNTS_EVERY_S = 0.1
+_STATS_EVERY_S = 0.2
+_COUNTS_EVERY_S = 0.2
 _RECONCILE_EVERY_S = 0.5
 _ABORT_AGAIN_EVERY_S = 0.1
 _MAX_DELIVERIES = 256
@@ -111,7 +111,7 @@ class Attachment:
         orders = self._plan(now)
         self._publish(now)
         if now >= self._stats_due:
-            self.refresh_stats(now)
+            self._refresh_stats(now)
         if self._book.is_closing:
             self._server.for_scheduler.ring()  # do not sleep before the end is confirmed
         open_host, self._wants_host = self._wants_host, False
@@ -119,7 +119,13 @@ class Attachment:
             return None
         return TokenFlowLinkReq(aborts=aborts, orders=orders, open_host=open_host)
 
-    def refresh_stats(self, now: float) -> None:
+    def about_to_sleep(self) -> None:
+        """There is nothing to do until something is received: the link is told what it has not been told."""
+        now = time.monotonic()
+        self._publish(now)
+        self._refresh_stats(now)
+
+    def _refresh_stats(self, now: float) -> None:
         """Renew the statistics that the link sends."""
         self._stats_due = now + _STATS_EVERY_S
         seen = msgspec.structs.replace(
@@ -146,13 +152,10 @@ class Attachment:
             if req.finished():
                 is_abort = req.finished_reason.to_json().get("type") == "abort"
                 self._ended(req.rid, aborted=is_abort, now=now)
-        self._publish(now)
 
     def dropped(self, req: Any) -> None:
         """The engine ends a request outside the output stream."""
-        now = time.monotonic()
-        self._ended(req.rid, aborted=True, now=now)
-        self._publish(now)
+        self._ended(req.rid, aborted=True, now=time.monotonic())
 
     def queued(self, req: Any, *, again: bool) -> None:
         """A request enters the waiting queue, after its arrival or because the engine took it back."""
@@ -164,7 +167,6 @@ class Attachment:
         """A pass computes these prompts, or a part of `chunked`'s."""
         for req in reqs:
             self.moved(req, Phase.PREFILLING if req is chunked else Phase.RUNNING, None)
-        self._publish(time.monotonic())
 
     def moved(self, req: Any, phase: Phase, reason: Reason | None) -> None:
         """A request changed its place."""
@@ -252,7 +254,10 @@ class Attachment:
         return [rid for rid in self._book.closing_parts() if rid in waiting]
 
     def _publish(self, now: float) -> None:
-        """Hand changes to the link: states at once, mere counts every few steps."""
+        """Hand changes to the link: states at once, mere counts every few steps.
+
+        Never between a step and the streaming of its tokens: the link's thread would take the interpreter.
+        """
         is_urgent = self._book.has_urgent_updates
         if is_urgent or now >= self._counts_due:
             self._counts_due = now + _COUNTS_EVERY_S

@@ -237,7 +237,7 @@ def _dropped(_scheduler: Any, _abort_req: Any, req: Any) -> None:
 @guarded("idle", on_failure=_failed)
 def _about_to_sleep(scheduler: Any) -> None:
     if _attachment is not None and scheduler.idle_sleeper is not None:
-        _attachment.refresh_stats(time.monotonic())
+        _attachment.about_to_sleep()
 
 
 # ---- in the scheduler's process: plans carried out --------------------------------------------------

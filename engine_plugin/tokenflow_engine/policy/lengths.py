@@ -55,9 +55,11 @@ def expected_output(
     at = _class_of(np.array([prior_tokens]))
     count[at] += prior_weight
     tokens[at] += prior_weight * prior_tokens
-    classes = _class_of(live)
+    begun = live[live > 0]
+    classes = _class_of(begun)
     here = np.bincount(classes, minlength=_CLASSES)
-    grown = _AT_LEAST * np.bincount(classes, weights=live, minlength=_CLASSES)
+    here[0] += len(live) - len(begun)
+    grown = _AT_LEAST * np.bincount(classes, weights=begun, minlength=_CLASSES)
     longer, longer_tokens = 0.0, 0.0
     for at in np.flatnonzero(here + count)[::-1].tolist():
         alive = here.item(at)

@@ -47,6 +47,7 @@ class Passes:
         rows = np.flatnonzero(readers)
         self._token_s = 1.0 / np.maximum(view.rate_high.take(rows), 1e-6)
         self._weight = view.weight.take(rows)
+        self._decodes = running(view).take(rows)
         self._slack = np.where(view.generated.take(rows) > 0, slack.take(rows), self._token_s)
         self.tokens = prefill_budget(
             float(self._slack.min(initial=_INFINITY)),
@@ -75,7 +76,7 @@ class Passes:
         patience_s = min(options.hold_s - late_s, options.lead_s)
         if view.mixed or patience_s <= 0:
             return at_once
-        gains = self._token_s > step_s
+        gains = self._decodes & (self._token_s > step_s)
         gains &= self._weight >= view.weight.take(newcomers).max()
         if not gains.any():
             return at_once

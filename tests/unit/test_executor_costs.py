@@ -109,10 +109,23 @@ def test_what_turns_cost_is_told_apart() -> None:
     dice = random.Random(1)  # noqa: S311 - noise
     for i in range(600):
         streams, tokens, turns = dice.randint(1, 32), dice.randint(1000, 9000), i % 2 == 0
-        costs.launching(Pass(streams=streams, tokens=tokens), now, moving_share=0.0 if turns else None)
+        costs.launching(Pass(streams=streams, tokens=tokens), now, moving_share=1e-6 if turns else None)
         now += truth_decode(streams, tokens) + 0.003 * turns
     assert costs.turn_s == pytest.approx(0.003, abs=0.001)
     assert costs.decode_s(32, 9000) == pytest.approx(truth_decode(32, 9000), rel=0.05)
+
+
+def test_turns_are_taken_to_be_dear_until_they_were_seen() -> None:
+    """With nobody on the move a step is as long as without turns, which says nothing."""
+    costs, now = MeasuredCosts(NoHost()), 0.0
+    for i in range(200):
+        costs.launching(Pass(streams=20, tokens=5000), now, moving_share=0.0 if i % 2 else None)
+        now += 0.02
+    assert costs.turn_s == pytest.approx(0.003)
+    for _ in range(200):
+        costs.launching(Pass(streams=20, tokens=5000), now, moving_share=1e-6)
+        now += 0.02
+    assert costs.turn_s < 0.001
 
 
 def test_memory_on_the_move_makes_turns_dearer():

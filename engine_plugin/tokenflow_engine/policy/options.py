@@ -57,7 +57,7 @@ class Options:
     """Below this slack a running reader is tight: streams far ahead are parked to make steps shorter."""
     calm_s: float = 1.2
     """Above this slack a running stream may be parked to make steps shorter."""
-    calm_refusing_s: float = 4.0
+    calm_refusing_s: float = 2.0
     """The same while newcomers are refused: a smaller batch makes fewer tokens, and they wait for those."""
     catch_up_s: float = 8.0
     """A shorter step must not cost what is read within this time: a smaller batch makes fewer tokens."""

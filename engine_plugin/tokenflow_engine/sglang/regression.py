@@ -24,6 +24,7 @@ _LEAST_DRIFT, _MOST_DRIFT = 0.5, 4.0
 _SETTLED_AFTER = 32
 """Points; from then on what the line does not explain is drift."""
 _REFIT_EVERY = 32
+"""Points; sooner, while an eighth more than there were says something new."""
 
 
 @dataclass(slots=True)
@@ -86,7 +87,7 @@ class Line:
         return sum(c * v for c, v in zip(self._coefficients, x, strict=True))
 
     def _fit(self) -> None:
-        self._fit_due = self._points + _REFIT_EVERY
+        self._fit_due = self._points + min(_REFIT_EVERY, max(self._points // 8, 1))
         weights = [
             regime.weight * _KEEP ** (self._points - regime.seen_at) for regime in self._regimes.values()
         ]

@@ -121,7 +121,7 @@ def test_turns_are_taken_to_be_dear_until_they_were_seen() -> None:
     for i in range(200):
         costs.launching(Pass(streams=20, tokens=5000), now, moving_share=0.0 if i % 2 else None)
         now += 0.02
-    assert costs.turn_s == pytest.approx(0.003)
+    assert costs.turn_s == pytest.approx(0.003, rel=0.1)
     for _ in range(200):
         costs.launching(Pass(streams=20, tokens=5000), now, moving_share=1e-6)
         now += 0.02

@@ -301,14 +301,33 @@ def test_who_has_just_begun_gets_a_lead_before_others_are_prefilled() -> None:
     assert plan_of(_slow(_begun()), lead_s=0.0).admit, "negative control"
 
 
-@pytest.mark.parametrize(("base_s", "token_s", "admitted"), [(0.3, 1e-3, 3), (0.01, 4e-3, 1)])
-def test_newcomers_come_together_where_passes_are_mostly_base(
-    base_s: float, token_s: float, admitted: int
+def test_newcomers_come_together_where_passes_are_mostly_base() -> None:
+    """The lead pays for a pass of two, longer than what is let in otherwise: the first alone, at once."""
+    machine = replace(MACHINES["laptop-smollm2"], prefill_base_s=0.3, prefill_per_token_s=1e-3)
+    view = view_of(*_begun(text_s=0.9), machine=machine, free=2_000, max_running=3)
+    assert plan_of(view).admit == [1, 2]
+    assert plan_of(view, lead_s=0.0).admit == [1], "negative control"
+
+
+def test_newcomers_come_one_by_one_where_each_pass_is_mostly_work() -> None:
+    """The lead pays for the first alone; for all of them it would be waited for."""
+    machine = replace(MACHINES["laptop-smollm2"], prefill_base_s=0.01, prefill_per_token_s=4e-3)
+    assert plan_of(view_of(*_begun(text_s=0.6), machine=machine, free=2_000)).admit == [1]
+
+
+@pytest.mark.parametrize(("prompt", "enough_s"), [(75, 0.4), (900, 4.0), (3000, 0.4)])
+def test_a_lead_pays_for_a_long_prompt_or_for_a_part_of_one_that_is_too_long(
+    prompt: int, enough_s: float
 ) -> None:
-    """A prompt takes about 0.3 s by itself on both, and the lead pays for all on the first only."""
-    machine = replace(MACHINES["laptop-smollm2"], prefill_base_s=base_s, prefill_per_token_s=token_s)
-    view = view_of(*_begun(text_s=0.9), machine=machine, free=2_000)
-    assert len(plan_of(view).admit) == admitted
+    newcomer = Row(phase=WAITING, context=prompt, rate=5.0, waited=1.0)
+
+    def admitted(text_s: float) -> list[int]:
+        begun = Row(phase=RUNNING, generated=80, rate=5.0, buffered=5.0 * text_s, context=160)
+        machine = MACHINES["laptop-smollm2"]
+        return plan_of(view_of(begun, newcomer, machine=machine, free=6_000, max_running=8)).admit
+
+    assert admitted(0.2) == []
+    assert admitted(enough_s) == [1]
 
 
 def test_newcomers_do_not_wait_for_a_lead_for_ever() -> None:
@@ -318,6 +337,13 @@ def test_newcomers_do_not_wait_for_a_lead_for_ever() -> None:
     assert plan_of(_slow(_begun(), mixed=True)).admit
     rows = [replace_row(row, rate=20.0) for row in _begun()]
     assert plan_of(_slow(rows), no_lead_share=INFINITY).admit
+
+
+def test_one_who_reads_as_fast_as_steps_are_made_takes_nobody_the_lead() -> None:
+    """Its own would take for ever; that of who has just begun is waited for all the same."""
+    fast = Row(phase=RUNNING, generated=10, rate=15.0, buffered=1.0, context=80)
+    assert plan_of(_slow([fast, *_begun()])).admit == []
+    assert plan_of(_slow([fast, *_begun(text_s=5.0)])).admit
 
 
 def test_a_heavier_class_does_not_wait_for_the_lead_of_a_lighter_one() -> None:

@@ -21,7 +21,7 @@ class Outbox:
         self._due: dict[Owner, float] = {}
 
     def add(self, updates: Iterable[Update], *, is_urgent: bool, now: float) -> None:
-        """Queue updates: within 20 ms where a state changed, within 100 ms where only counts did."""
+        """Queue updates, to go within 20 ms where a state changed, within 100 ms where only counts did."""
         due = now + (_STATE_DELAY_S if is_urgent else _COUNT_DELAY_S)
         for update in updates:
             self._latest.setdefault(update.owner, {})[update.rid] = update

@@ -48,9 +48,7 @@ __all__ = ["LinkServer"]
 _logger = logging.getLogger(__name__)
 
 _STATS_EVERY_S = 0.2
-_COLLECT_EVERY_S = 0.2
-"""What is not urgent; each look takes the interpreter from the scheduler's thread."""
-_ACTIVE_FOR_S = 1.0
+"""What is not urgent is collected as often; each look takes the interpreter from the scheduler's thread."""
 _AFTER_ERROR_S = 0.05
 _MAX_FRAMES = 256
 _MAX_QUEUED_MESSAGES = 100_000
@@ -94,7 +92,6 @@ class LinkServer:
         self._failures = Occasionally(every_s=10.0)
         self._closing = False
         self._stats_due = 0.0
-        self._active_until = 0.0
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._zap: zmq.Socket[bytes] | None = None
         self._handshakes: HandshakeMonitor | None = None
@@ -200,8 +197,6 @@ class LinkServer:
     def _timeout_ms(self) -> int:
         now = self._clock()
         dues = [self._stats_due, self._outbox.next_due() or self._stats_due]
-        if now < self._active_until:
-            dues.append(now + _COLLECT_EVERY_S)
         return max(0, ceil((min(dues) - now) * 1000))  # rounded down, it would spin for the rest
 
     def _turn(self) -> None:
@@ -296,7 +291,6 @@ class LinkServer:
         confirmed: defaultdict[Owner, list[EngineMessage]] = defaultdict(list)
         while self._posted:
             posted = self._posted.popleft()
-            self._active_until = now + _ACTIVE_FOR_S
             if isinstance(posted, Confirmation):
                 states = self._outbox.take(posted.owner, at=time.time())
                 confirmed[posted.owner] += (posted.message,) if states is None else (states, posted.message)

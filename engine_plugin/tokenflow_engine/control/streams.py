@@ -148,7 +148,7 @@ class StreamBook:
         declared_rate: float | None = None,
         opening: StreamOpened | None = None,
     ) -> bool:
-        """A gateway owns `rid`. It learns the state at once if the engine knows the stream already.
+        """A gateway owns `rid`. It learns the state soon if the engine knows the stream already.
 
         `opening` is the whole message; without it only the rate is known. True if the engine has some of it.
         """

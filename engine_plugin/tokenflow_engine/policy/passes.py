@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tokenflow_engine.policy.base import EngineView, Floats, Phase
+from tokenflow_engine.policy.base import Bools, EngineView, Floats, Phase
 from tokenflow_engine.policy.options import Options
 from tokenflow_engine.policy.rows import running, started
 from tokenflow_engine.policy.slack import Line
@@ -18,6 +18,8 @@ _PREFILLING = int(Phase.PREFILLING)
 _LEAST_TOKENS = 16
 _LEAST_BASES = 2.0
 """A prefill pass of its own takes at least so many times as long as an empty one: shorter ones do no work."""
+_WORTHWHILE_BASES = 4.0
+"""From so many times that on it is worth its base, if a prompt is cut: three quarters of it are work."""
 _LEAST_GAIN = 0.05
 """Seconds of text in a second that a reader gains at least, when it is asked how long the last will wait."""
 _PASSES_AHEAD = 4
@@ -25,11 +27,12 @@ _PASSES_AHEAD = 4
 
 
 class Beginning(NamedTuple):
-    """The next pass for newcomers, in seconds."""
+    """The next pass for newcomers."""
 
     wait_s: float
     """How long to decode before it."""
-    pass_s: float
+    tokens: float
+    """Of theirs, how many it computes, or more where those are prefilled soon."""
 
 
 class Passes:
@@ -69,27 +72,28 @@ class Passes:
         in the mean, if those after it have to wait for the leads of those before them.
 
         Not for a lead that takes longer than `lead_s`, nor with a newcomer `hold_s` late (`late_s`: the
-        latest is now), nor for a lighter class than theirs, nor for a reader as fast as the engine.
+        latest is now), nor for a lighter class than theirs, nor for a reader nearly as fast as the engine.
         """
         view, options, prefill, step_s = self._view, self._options, self._prefill, self._step_s
-        at_once = Beginning(0.0, options.prefill_ahead_s)
+        at_once = Beginning(0.0, _LEAST_TOKENS)
         patience_s = min(options.hold_s - late_s, options.lead_s)
         if view.mixed or patience_s <= 0:
             return at_once
         gains = self._decodes & (self._token_s > step_s)
         gains &= self._weight >= view.weight.take(newcomers).max()
+        tokens, count = view.prefill.take(newcomers).cumsum(), len(newcomers)
+        least = min(float(tokens[0]), prefill.within(_WORTHWHILE_BASES * prefill.base_s))
+        gains[gains] = self._waits_s(least, gains) < patience_s
         if not gains.any():
             return at_once
-        token_s, slack = self._token_s[gains], self._slack[gains]
-        tokens, count = view.prefill.take(newcomers).cumsum(), len(newcomers)
-        shortest_s = min(float(token_s.min()), 1.0 / max(float(view.rate_high.take(newcomers).max()), 1e-6))
+        fastest = max(float(view.rate_high.take(newcomers).max()), 1e-6)
+        shortest_s = min(float(self._token_s[gains].min()), 1.0 / fastest)
         later_step_s = self._later_step_s(newcomers)
-        best, soonest_s, size = at_once, _INFINITY, count
+        best = Beginning(float(self._waits_s(least, gains).max()), least)
+        soonest_s, size = _INFINITY, count
         while size:
             pass_s = prefill.base_s + prefill.per_token_s * tokens.item(size - 1)
-            lacking = (pass_s + step_s) / options.share - slack
-            lacking[token_s >= pass_s + step_s] = 0.0
-            wait_s = max(float((lacking / (token_s / step_s - 1.0)).max()), 0.0)
+            wait_s = float(self._waits_s(tokens.item(size - 1), gains).max())
             if wait_s < patience_s:
                 groups = count / size
                 one_s = prefill.base_s + prefill.per_token_s * tokens.item(-1) / groups
@@ -97,9 +101,18 @@ class Passes:
                 gained = max(shortest_s / later_step_s - 1.0, _LEAST_GAIN)
                 mean_s = wait_s + pass_s + (groups - 1.0) / 2 * (one_s + lacks_s / gained)
                 if mean_s < soonest_s:
-                    best, soonest_s = Beginning(wait_s, pass_s), mean_s
+                    best, soonest_s = Beginning(wait_s, tokens.item(size - 1)), mean_s
             size //= 2
         return best
+
+    def _waits_s(self, tokens: float, readers: Bools) -> Floats:
+        """How long each of `readers` has to gain a lead that pays for a prefill of so many tokens."""
+        token_s, step_s = self._token_s[readers], self._step_s
+        pass_s = self._prefill.base_s + self._prefill.per_token_s * tokens
+        lacking = (pass_s + step_s) / self._options.share - self._slack[readers]
+        lacking[token_s >= pass_s + step_s] = 0.0
+        waits: Floats = np.maximum(lacking, 0.0) / (token_s / step_s - 1.0)
+        return waits
 
     def _later_step_s(self, newcomers: list[int]) -> float:
         """A decode step when half of the newcomers have begun."""
@@ -107,18 +120,18 @@ class Passes:
         context = float(view.context[decoding].sum()) + float(view.context.take(newcomers).sum()) / 2
         return view.costs.decode_s(int(np.count_nonzero(decoding)) + len(newcomers) // 2, context)
 
-    def room(self, pass_s: float, *, late_s: float, all_fit: bool) -> float:
-        """Tokens of newcomers that one plan lets in, for a pass of `pass_s`; the first is `late_s` late.
+    def room(self, tokens: float, *, late_s: float, all_fit: bool) -> float:
+        """Tokens of newcomers that one plan lets in, at least those of `beginning`; `late_s`: the first.
 
         While nobody reads, as many as can be in time begin together: those before them would run dry while
-        the others are prefilled. `all_fit`: there are places for all.
+        the others are prefilled. `all_fit`: there are places for all, and only readers' leads count.
         """
-        longest_s = _INFINITY if all_fit else max(pass_s, self._options.prefill_ahead_s)
+        longest_s = _INFINITY if all_fit else self._options.prefill_ahead_s
         if self.tokens is None:
             return self._prefill.within(max(longest_s, -late_s))
         under_way = float(self._view.prefill[self._view.phase == _PREFILLING].sum())
         passes = _PASSES_AHEAD if self._view.mixed else 1
-        return min(self._prefill.within(longest_s), passes * self.tokens - under_way)
+        return min(max(tokens, self._prefill.within(longest_s)), passes * self.tokens - under_way)
 
     def would_cut(self, tokens: int, room: float) -> bool:
         """Whether a prompt that fits into a pass would be cut in two by what is left of this one.

@@ -186,11 +186,11 @@ class Planning:
         if not newcomers:
             return
         late_s = -float(self.slack.take(newcomers).min())
-        wait_s, pass_s = passes.beginning(newcomers, late_s=late_s)
+        wait_s, tokens = passes.beginning(newcomers, late_s=late_s)
         if wait_s > 0:
             self._again_in(0.0)
             return
-        room, is_first = passes.room(pass_s, late_s=late_s, all_fit=self.all_fit), True
+        room, is_first = passes.room(tokens, late_s=late_s, all_fit=self.all_fit), True
         for row in newcomers:
             tokens = view.prefill.item(row)
             if room <= 0 or (passes.would_cut(tokens, room) and not is_first):
@@ -263,7 +263,7 @@ class Planning:
         """Park who is far ahead, while a reader in the batch is tight and a shorter step would help.
 
         As long as the smaller batch makes what all are to read: else they run dry one after the other. While
-        newcomers are refused, all that it makes is wanted, and few are so far ahead that they may go.
+        newcomers are refused, all that it makes is wanted, and one must be further ahead to go.
         """
         view, options = self.view, self.options
         tight = self.running & ~view.paused & ~view.machine & (self.slack < options.tight_s)

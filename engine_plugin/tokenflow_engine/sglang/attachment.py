@@ -254,10 +254,7 @@ class Attachment:
         return [rid for rid in self._book.closing_parts() if rid in waiting]
 
     def _publish(self, now: float) -> None:
-        """Hand changes to the link: states at once, mere counts every few steps.
-
-        Never between a step and the streaming of its tokens: the link's thread would take the interpreter.
-        """
+        """Hand changes to the link: states at the next step, what is not urgent every few steps."""
         is_urgent = self._book.has_urgent_updates
         if is_urgent or now >= self._counts_due:
             self._counts_due = now + _COUNTS_EVERY_S

@@ -11,8 +11,8 @@ __all__ = ["MeasuredCosts"]
 _PRIOR_STEP_S = 0.03
 _PRIOR_TURN_S = 2e-3
 _PRIOR_TURN_SHARE = 0.15
-"""Of a decode step, what turns cost until enough were seen. Two models on a CPU: 0.17 and 0.22. With less,
-the first burst that an engine sees is let in too far, and its readers run dry."""
+"""Of the longest decode step, what turns cost until enough were seen. Two models on a CPU: 0.17 and 0.22.
+With less, the first burst that an engine sees is let in too far, and its readers run dry."""
 _KNOWN_TURNS = 64
 """Steps with KV on the move."""
 _PRIOR_PREFILL_S = 2e-4
@@ -53,6 +53,8 @@ class MeasuredCosts:
         self._decode = Line((_PRIOR_STEP_S, 0.0, 0.0, _PRIOR_TURN_S), (1.0, 32.0, 32768.0, 1.0))
         self._prefill = Line((_PRIOR_STEP_S, _PRIOR_PREFILL_S), (1.0, 1024.0))
         self._turns = 0
+        self._most = (1, 0.0)
+        """The batch with the most streams that was seen, and its tokens."""
         self._last: _Step | None = None
         self.step_s = _PRIOR_STEP_S
         """The last decode step's."""
@@ -72,13 +74,16 @@ class MeasuredCosts:
             self.step_s = now - last.at
             turns, moving = float(last.moving_share is not None), last.moving_share or 0.0
             self._turns += moving > 0
+            self._most = max(self._most, (last.streams, last.tokens))
             full_s = self.step_s / (1.0 - min(moving, _MOST_MOVING))
             self._decode.see((1.0, last.streams, last.tokens, turns), full_s)
 
     @property
     def turn_s(self) -> float:
         seen_s = self._decode.at((0.0, 0.0, 0.0, 1.0))
-        return seen_s if self._turns >= _KNOWN_TURNS else max(seen_s, _PRIOR_TURN_SHARE * self.step_s)
+        if self._turns >= _KNOWN_TURNS:
+            return seen_s
+        return max(seen_s, _PRIOR_TURN_SHARE * self.decode_s(*self._most))
 
     def decode_s(self, batch: int, context_tokens: float) -> float:
         return max(_LEAST_S, self._decode.at((1.0, batch, context_tokens, 0.0)))

@@ -65,6 +65,8 @@ class Reading:
                 assert answer.status_code == 200, await answer.aread()
                 self.handle = answer.headers["x-tokenflow-stream"]
                 async for line in answer.aiter_lines():
+                    if line.startswith(":"):
+                        continue  # a ping: the engine has let others go first for a while
                     self._take(line.removeprefix("data: "))
                     if self.text and self.pace is not None:
                         await asyncio.sleep(1 / self.pace)  # as people read, not a condition

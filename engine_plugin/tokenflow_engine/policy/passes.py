@@ -32,7 +32,7 @@ class Beginning(NamedTuple):
     wait_s: float
     """How long to decode before it."""
     tokens: float
-    """Of theirs, how many it computes, or more where those are prefilled soon."""
+    """How many of their tokens it computes at least."""
 
 
 class Passes:
@@ -121,10 +121,11 @@ class Passes:
         return view.costs.decode_s(int(np.count_nonzero(decoding)) + len(newcomers) // 2, context)
 
     def room(self, tokens: float, *, late_s: float, all_fit: bool) -> float:
-        """Tokens of newcomers that one plan lets in, at least those of `beginning`; `late_s`: the first.
+        """Tokens of newcomers that one plan lets in, at least the `tokens` of `beginning`.
 
         While nobody reads, as many as can be in time begin together: those before them would run dry while
-        the others are prefilled. `all_fit`: there are places for all, and only readers' leads count.
+        the others are prefilled. `late_s`: how late the first is. `all_fit`: there are places for
+        all, and only readers' leads count.
         """
         longest_s = _INFINITY if all_fit else self._options.prefill_ahead_s
         if self.tokens is None:

@@ -186,11 +186,11 @@ class Planning:
         if not newcomers:
             return
         late_s = -float(self.slack.take(newcomers).min())
-        wait_s, tokens = passes.beginning(newcomers, late_s=late_s)
+        wait_s, least = passes.beginning(newcomers, late_s=late_s)
         if wait_s > 0:
             self._again_in(0.0)
             return
-        room, is_first = passes.room(tokens, late_s=late_s, all_fit=self.all_fit), True
+        room, is_first = passes.room(least, late_s=late_s, all_fit=self.all_fit), True
         for row in newcomers:
             tokens = view.prefill.item(row)
             if room <= 0 or (passes.would_cut(tokens, room) and not is_first):

@@ -120,7 +120,7 @@ class Attachment:
         return TokenFlowLinkReq(aborts=aborts, orders=orders, open_host=open_host)
 
     def about_to_sleep(self) -> None:
-        """There is nothing to do until something is received: the link is told what it has not been told."""
+        """There is nothing to do until something is received: the link is told how things are."""
         now = time.monotonic()
         self._publish(now)
         self._refresh_stats(now)

@@ -11,8 +11,8 @@ __all__ = ["MeasuredCosts"]
 _PRIOR_STEP_S = 0.03
 _PRIOR_TURN_S = 2e-3
 _PRIOR_TURN_SHARE = 0.15
-"""Of the longest decode step, what turns cost until enough were seen. Two models on a CPU: 0.17 and 0.22.
-With less, the first burst that an engine sees is let in too far, and its readers run dry."""
+"""Of a decode step of the largest batch, what turns cost until enough were seen. Two models on a CPU: 0.17
+and 0.22. With less, the first burst that an engine sees is let in too far, and its readers run dry."""
 _KNOWN_TURNS = 64
 """Steps with KV on the move."""
 _PRIOR_PREFILL_S = 2e-4

@@ -14,8 +14,8 @@ import numpy as np
 
 from tokenflow_engine.policy.base import Bools, EngineView, Floats, Plan, Reason
 from tokenflow_engine.policy.draft import Draft
-from tokenflow_engine.policy.room import free_memory, parked, wake
-from tokenflow_engine.policy.rows import in_batch, lowest, outside, preempted, running, started
+from tokenflow_engine.policy.room import free_memory, wake
+from tokenflow_engine.policy.rows import lowest
 from tokenflow_engine.policy.slack import Line, return_costs
 from tokenflow_engine.policy.ticks import Ticks
 from tokenflow_engine.policy.turns import Turns
@@ -58,8 +58,8 @@ class Andes:
 
     def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
         """See `Policy.plan`."""
-        out = outside(view)
-        away = preempted(view)
+        out = view.outside
+        away = view.preempted
         if not out.any() or (view.machine.all() and not away.any()):
             return Plan(stock=True, next_at=view.now + self._interval_s)
         draft = Draft(view, steps=4)
@@ -72,7 +72,7 @@ class Andes:
             free_memory(draft, gain + (gain.max() + 1.0) * kept)
             if (late is None or self._turns.give(draft, late, gain)) and swaps:
                 self._swap(view, draft, chosen, gain)
-        here = parked(view)
+        here = view.parked
         lines = [np.flatnonzero(rows) for rows in (here, away & ~here, out & ~away)]
         for line, reason in zip(lines, (Reason.RESUMED, Reason.RESUMED, Reason.ADMITTED), strict=True):
             for row in line.tolist():
@@ -83,11 +83,11 @@ class Andes:
 
     def _triggered(self, view: EngineView) -> bool:
         """Memory nearly full (or batch places), or tokens slower than the tightest reader."""
-        inside = in_batch(view)
+        inside = view.in_batch
         batch = int(inside.sum())
         if not batch or view.kv_free < (1.0 - self._occupancy) * view.kv_tokens or batch >= view.max_running:
             return True
-        waiting = float(view.prefill[outside(view)].sum())
+        waiting = float(view.prefill[view.outside].sum())
         if waiting > view.kv_free - (1.0 - self._occupancy) * view.kv_tokens:
             return True
         step_s = view.costs.decode_s(batch, float(view.context[inside].sum()))
@@ -95,9 +95,9 @@ class Andes:
 
     def _swap(self, view: EngineView, draft: Draft, chosen: Bools, gain: Floats) -> None:
         """The best batch of the best size, reached by pairs that pay for themselves."""
-        leaving = running(view) & ~chosen & view.may_park & ~self._turns.stays(view)
+        leaving = view.running & ~chosen & view.may_park & ~self._turns.stays(view)
         leaving[list(draft.plan.reasons)] = False
-        first = lowest(-gain, np.flatnonzero(outside(view) & chosen), self._pairs).tolist()
+        first = lowest(-gain, np.flatnonzero(view.outside & chosen), self._pairs).tolist()
         last = lowest(gain, np.flatnonzero(leaving), 4 * self._pairs).tolist()
         costs = return_costs(
             view, load=Line.through(view.costs.load_s), prefill=Line.through(view.costs.prefill_s)
@@ -135,7 +135,7 @@ class Andes:
         while least > 1 and view.costs.decode_s(least, least * mean_context) * float(view.rate.max()) > 1.0:
             least -= max(least // 8, 1)
         best: tuple[float, Bools, Floats] | None = None
-        fixed = in_batch(view) & (~running(view) | ~view.may_park)
+        fixed = view.in_batch & (~view.running | ~view.may_park)
         for batch in sorted(set(np.linspace(least, most, _BATCH_SIZES).astype(int).tolist())):
             gain = self._gains(view, view.costs.decode_s(batch, batch * mean_context))
             value = np.where(fixed, np.inf, gain / np.maximum(view.context, 1))
@@ -165,11 +165,11 @@ class Andes:
         lost_served = 0.5 * falls * np.maximum(horizon - dry_in, 0.0) ** 2
         whole = 0.5 * view.rate * (view.now - view.arrived + horizon) ** 2
         gain = view.weight * (lost_waiting - lost_served) / whole
-        return np.where(view.paused & started(view), 0.0, gain)
+        return np.where(view.paused & view.started, 0.0, gain)
 
     def _overhead(self, view: EngineView, seconds: float) -> float:
         """QoE that the running requests lose if nothing is generated for `seconds`."""
-        rows = running(view) & ~view.paused
+        rows = view.running & ~view.paused
         rate, buffered, arrived = view.rate[rows], view.buffered[rows], view.arrived[rows]
         lost = 0.5 * rate * np.maximum(seconds - buffered / rate, 0.0) ** 2
         return float((lost / (0.5 * rate * (view.now - arrived + self._horizon_s) ** 2)).sum())

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -103,9 +104,18 @@ class Costs(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Plain numbers: looking up a member of an enumeration costs as much as a small array operation.
+_WAITING, _PREFILLING, _RUNNING, _PARKED, _LOADING = (
+    int(phase) for phase in (Phase.WAITING, Phase.PREFILLING, Phase.RUNNING, Phase.PARKED, Phase.LOADING)
+)
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineView:
-    """The engine at `now`. All columns have the same length; row order is arrival order."""
+    """The engine at `now`. All columns have the same length; row order is arrival order.
+
+    What several steps of a plan ask of all rows is computed once: nothing in a view changes.
+    """
 
     now: float
     kv_tokens: int
@@ -167,6 +177,46 @@ class EngineView:
 
     def __len__(self) -> int:
         return len(self.phase)
+
+    @cached_property
+    def running(self) -> Bools:
+        """In the decode batch."""
+        rows: Bools = self.phase == _RUNNING
+        return rows
+
+    @cached_property
+    def in_batch(self) -> Bools:
+        """Holds one of `max_running` places: running, or about to."""
+        rows: Bools = self.running | (self.phase == _PREFILLING) | (self.phase == _LOADING)
+        return rows
+
+    @cached_property
+    def outside(self) -> Bools:
+        """Not in the batch and not on the way: waiting, parked or offloaded."""
+        return ~self.in_batch
+
+    @cached_property
+    def parked(self) -> Bools:
+        """Out of the batch, KV on the device."""
+        rows: Bools = self.phase == _PARKED
+        return rows
+
+    @cached_property
+    def preempted(self) -> Bools:
+        """Parked or offloaded."""
+        rows: Bools = self.outside & (self.phase != _WAITING)
+        return rows
+
+    @cached_property
+    def started(self) -> Bools:
+        """Its reader has had a first token."""
+        rows: Bools = self.generated > 0
+        return rows
+
+    @cached_property
+    def read(self) -> Bools:
+        """Somebody reads it at human speed, and has not paused."""
+        return ~(self.machine | self.paused)
 
     def part(self, rows: Ints) -> EngineView:
         """The same engine with these rows only."""

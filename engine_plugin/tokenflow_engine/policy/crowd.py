@@ -54,10 +54,11 @@ class Crowd:
         if len(machines):
             slack[machines] = patience_s - (view.now - view.since.take(waiting[machines]))
         weight = view.weight.take(waiting)
-        urgency = urgencies(slack, weight)
         stays = np.zeros(len(waiting), dtype=bool)
-        stays[heaviest_first(urgency, weight, readers, most)] = True
-        stays[lowest(urgency, machines, most)] = True
+        # In a class the order by slack is that by urgency.
+        stays[heaviest_first(slack, weight, readers, most)] = True
+        if len(machines):
+            stays[lowest(urgencies(slack, weight), machines, most)] = True
         is_kept = ~is_waiting
         is_kept[waiting[stays]] = True
         return cls(view, np.flatnonzero(is_kept), waiting, slack, stays)

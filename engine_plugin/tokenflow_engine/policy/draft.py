@@ -11,7 +11,6 @@ import numpy as np
 
 from tokenflow_engine.policy.base import Bools, EngineView, Phase, Place, Plan, Reason
 from tokenflow_engine.policy.due import due_back
-from tokenflow_engine.policy.rows import in_batch, running
 
 __all__ = ["Draft"]
 
@@ -31,12 +30,13 @@ class Draft:
         self.view = view
         self.plan = Plan()
         page = view.page_tokens
-        inside, decoding, parked = in_batch(view), running(view), view.phase == _PARKED
+        inside, decoding, parked = view.in_batch, view.running, view.parked
         grown = view.context + steps
-        growth = np.full_like(grown, steps)
         if page > 1:
             grown = -(-grown // page) * page
             growth = grown - -(-view.context // page) * page
+        else:
+            growth = np.full(len(grown), steps)
         self._phases: list[int] = view.phase.tolist()
         self._growth = growth
         self._needs = np.where(parked, growth, grown)
@@ -124,7 +124,7 @@ class Draft:
 
     def full_at(self) -> float:
         """When the batch, growing as it decodes, will have used up `free`; at least one step from now."""
-        rows = running(self.view)
+        rows = self.view.running
         batch = int(np.count_nonzero(rows))
         if not batch:
             return float("inf")

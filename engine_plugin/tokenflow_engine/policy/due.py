@@ -15,7 +15,7 @@ __all__ = ["due_back", "gives_way"]
 
 Key = TypeVar("Key")
 
-_OFFLOADED, _PARKED, _RUNNING = (int(phase) for phase in (Phase.OFFLOADED, Phase.PARKED, Phase.RUNNING))
+_OFFLOADED = int(Phase.OFFLOADED)
 _PATIENCE_S = Options().patience_s
 """Within which `adaptive` brings a machine's stream back, by default; taken for other policies, too."""
 _PAUSED_S = 1e6
@@ -41,12 +41,12 @@ def due_back(view: EngineView, leaving: Iterable[int]) -> dict[int, float]:
     if not len(away):
         return {}
     due_s = view.buffered / np.maximum(view.rate_high, 1e-6)
-    away_s = np.where(view.phase == _RUNNING, 0.0, view.now - view.since)
+    away_s = np.where(view.running, 0.0, view.now - view.since)
     due_s = np.where(view.paused, _PAUSED_S + away_s, np.minimum(due_s, _PAUSED_S))
     due_s = np.where(view.machine, _PATIENCE_S - away_s, due_s)
     here = np.zeros(len(view), dtype=bool)
     here[list(leaving)] = True
-    here |= view.phase == _PARKED
+    here |= view.parked
     rows = np.concatenate([lowest(-due_s, away, _MOST), np.flatnonzero(here)])
     return {row: due_s.item(row) for row in lowest(-due_s, rows, len(rows)).tolist()}
 

@@ -8,8 +8,7 @@ import numpy as np
 
 from tokenflow_engine.policy.base import EngineView, Plan, Reason
 from tokenflow_engine.policy.draft import Draft
-from tokenflow_engine.policy.room import parked, wake
-from tokenflow_engine.policy.rows import preempted
+from tokenflow_engine.policy.room import wake
 
 __all__ = ["FCFS"]
 
@@ -25,11 +24,11 @@ class FCFS:
 
     def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
         """Stock, once nothing is preempted any more (a policy can be changed as the engine runs)."""
-        away = preempted(view)
+        away = view.preempted
         if not away.any():
             return Plan(stock=True)
         draft = Draft(view)
-        here = parked(view)
+        here = view.parked
         order = np.concatenate([np.flatnonzero(here), np.flatnonzero(away & ~here)])
         for row in order.tolist():
             if not draft.bring(row, Reason.STOCK):

@@ -54,14 +54,14 @@ class Gate:
         first, and what the light ones were promised does not hold back a heavier newcomer.
         """
         rows = np.concatenate([np.flatnonzero(inside), order])
-        halfway = float((view.context.take(rows) + remaining.take(rows) / 2).mean())
+        halfway = float(view.context.take(rows).sum() + remaining.take(rows).sum() / 2) / len(rows)
         rate, full_s = self._promised(view, halfway)
         yields = rate.take(order) * full_s > 1.0
         yields &= view.now - view.arrived.take(order) < self.yields_s
         order = order[yields.argsort(kind="stable")]
         rows[len(rows) - len(order) :] = order
         rate[view.paused] *= self.paused_share
-        demand = _demand(
+        demand, within_s = _demand(
             view,
             rows,
             remaining=remaining,
@@ -77,7 +77,7 @@ class Gate:
         for level in sorted(set(weight[first:].tolist()), reverse=True):
             counted[:first] = weight[:first] >= level
             candidates = first + np.flatnonzero(weight[first:] == level)
-            count = self._largest(view, demand, counted, candidates)
+            count = self._largest(view, demand, within_s, counted, candidates)
             counted[candidates[:count]] = passed[candidates[:count]] = True
         rows_passed: list[int] = rows[passed].tolist()
         return rows_passed
@@ -94,14 +94,20 @@ class Gate:
         shortest_s = base_s + narrowest * (full_s - base_s)
         return np.where(view.rate * shortest_s > 1.0, np.minimum(view.rate, 1.0 / full_s), view.rate), full_s
 
-    def _largest(self, view: EngineView, demand: Floats, counted: Floats, candidates: Ints) -> int:
+    def _largest(
+        self, view: EngineView, demand: Floats, within_s: Floats, counted: Floats, candidates: Ints
+    ) -> int:
         """How many of `candidates`, from the first, fit in all horizons on top of those `counted`."""
-        sums = np.empty((*demand.shape[:2], len(candidates) + 1))
-        sums[:, :, 1:] = demand.take(candidates, axis=2)
-        np.matmul(demand[:-1], counted, out=sums[:-1, :, 0])
+        planes, horizons = demand.shape[:2]
+        sums = np.empty((planes + 1, horizons, len(candidates) + 1))
+        sums[:-1, :, 1:] = demand.take(candidates, axis=2)
+        np.matmul(demand, counted, out=sums[:-1, :, 0])
+        most = sums[-1]
+        (demand[0] * counted).max(axis=1, out=most[:, 0])
+        most[:, 1:] = sums[0, :, 1:]
+        np.maximum.accumulate(most, axis=1, out=most)
+        most /= within_s[:, None]
         sums[:-1].cumsum(axis=2, out=sums[:-1])
-        sums[-1, :, 0] = (demand[-1] * counted).max(axis=1)
-        np.maximum.accumulate(sums[-1], axis=1, out=sums[-1])
         streams = int(counted.sum())
         low, high = 0, len(candidates)
         while low < high:
@@ -113,7 +119,7 @@ class Gate:
         return low
 
     def _fits(self, view: EngineView, sums: Floats, streams: int) -> bool:
-        """`sums`: of the demand of so many streams, within each horizon; of their paces, the fastest."""
+        """`sums`: of the demand of so many streams, within each horizon; and the fastest of their paces."""
         for due, weighted, prefill_s, pace, horizon in zip(*sums.tolist(), _HORIZONS, strict=True):
             needed_s = prefill_s
             if due > 0.0:
@@ -153,45 +159,42 @@ def _demand(
     rate: Floats,
     keep_s: float,
     streams: int,
-) -> Floats:
-    """Within each horizon (second axis), of each row (third axis), four things.
+) -> tuple[Floats, Floats]:
+    """Within each horizon (second axis), of each row (third axis), three things.
 
     Tokens to be generated, so that its reader does not run dry. Its context half-way, times those tokens:
-    summed and divided by the tokens, the mean that memory must hold. Seconds of prefill. And its pace: tokens
-    a second with which it gets those.
+    summed and divided by the tokens, the mean that memory must hold. And seconds of prefill.
+
+    With them, for each horizon, the seconds in which those tokens are to be generated: a turn longer than it.
     """
     planes = _planes(len(rows))
-    tokens, context, prefill_s, pace = planes
-    prefill_s[:] = 0.0
+    tokens, context, prefill_s = planes
     left, rates = remaining.take(rows), rate.take(rows)
     np.multiply(_HALVES_S, rates, out=context)
     np.minimum(context, left, out=context)
     context += view.context.take(rows)
     # Contexts grow: streams that all fit when they are let in take turns later on.
-    turns = streams / np.minimum(view.kv_tokens / context.mean(axis=1), view.max_running) - 1.0
+    turns = streams / np.minimum(view.kv_tokens / (context.sum(axis=1) / len(rows)), view.max_running) - 1.0
     keep = np.where(turns > 0, keep_s * np.maximum(turns, 1.0), 0.0)
-    within_s = (HORIZONS_S + keep)[:, None]
-    np.multiply(within_s, rates, out=tokens)
+    within_s = HORIZONS_S + keep
+    np.multiply(within_s[:, None], rates, out=tokens)
     tokens -= view.buffered.take(rows)
     np.minimum(tokens, left, out=tokens)
     np.maximum(tokens, 0.0, out=tokens)
     context *= tokens
-    np.divide(tokens, within_s, out=pace)
     missing = view.prefill.take(rows)
-    to_prefill = np.flatnonzero(missing)
-    seconds = prefill.of(missing[to_prefill])
     # A prefill is cut into chunks between decode steps: one longer than a horizon does not fill it.
-    prefill_s[:, to_prefill] = np.minimum(seconds, _HALVES_S)
-    return planes
+    np.minimum(prefill.of(missing) * (missing > 0), _HALVES_S, out=prefill_s)
+    return planes, within_s
 
 
 def _planes(rows: int) -> Floats:
-    """Four times one number for each horizon and row, until the next call in this thread.
+    """Three times one number for each horizon and row, until the next call in this thread.
 
     Fresh memory of this size comes from the kernel page by page, which takes longer than all the sums.
     """
-    size = 4 * len(_HORIZONS) * rows
+    size = 3 * len(_HORIZONS) * rows
     room: Floats | None = getattr(_scratch, "room", None)
     if room is None or len(room) < size:
         room = _scratch.room = np.empty(2 * size)
-    return room[:size].reshape(4, len(_HORIZONS), rows)
+    return room[:size].reshape(3, len(_HORIZONS), rows)

@@ -6,7 +6,6 @@ import numpy as np
 
 from tokenflow_engine.policy.base import EngineView, Phase, Plan
 from tokenflow_engine.policy.options import Options
-from tokenflow_engine.policy.rows import in_batch, outside, running
 from tokenflow_engine.policy.slack import Line, expected_remaining
 
 __all__ = ["stock_plan"]
@@ -14,7 +13,7 @@ __all__ = ["stock_plan"]
 
 def stock_plan(view: EngineView, options: Options) -> Plan | None:
     """The plan that leaves all to the engine, if there is nothing to decide."""
-    out = outside(view)
+    out = view.outside
     if not out.any():
         return _of_nobody_outside(view, options)
     if view.machine.all() and not (out & (view.phase != Phase.WAITING)).any():
@@ -26,7 +25,7 @@ def _of_nobody_outside(view: EngineView, options: Options) -> Plan | None:
     spare = view.kv_free - options.ample * view.kv_tokens
     if spare < 0:
         return None
-    inside = in_batch(view)
+    inside = view.in_batch
     batch, room = int(np.count_nonzero(inside)), _room(view, options)
     if not batch:
         return Plan(stock=True, next_prompt=room)
@@ -40,7 +39,7 @@ def _of_nobody_outside(view: EngineView, options: Options) -> Plan | None:
 
 def _speed_matters(view: EngineView, options: Options) -> bool:
     """Some reader is tight and others in the batch are not: shorter steps would help it."""
-    rows = running(view) & ~view.paused
+    rows = view.running & ~view.paused
     slack = (view.buffered / np.maximum(view.rate_high, 1e-6))[rows & ~view.machine]
     if not len(slack) or slack.min() >= options.tight_s:
         return False
@@ -63,7 +62,7 @@ def _unnoticed(view: EngineView, options: Options, *, step_s: float) -> int:
 
     What they have grows from now on, so that it still holds when somebody comes.
     """
-    reads = ~view.machine & ~view.paused
+    reads = view.read
     if not reads.any():
         return view.kv_tokens
     rate = np.maximum(view.rate_high[reads], 1e-6)

@@ -61,11 +61,12 @@ def expected_output(
     here[0] += len(live) - len(begun)
     grown = _AT_LEAST * np.bincount(classes, weights=begun, minlength=_CLASSES)
     longer, longer_tokens = 0.0, 0.0
-    for at in np.flatnonzero(here + count)[::-1].tolist():
-        alive = here.item(at)
-        expected = max(grown.item(at), alive * longer_tokens / longer if longer else 0.0)
-        longer += alive + count.item(at)
-        longer_tokens += expected + tokens.item(at)
+    some = np.flatnonzero(here + count)[::-1]
+    columns = (column.take(some).tolist() for column in (here, grown, count, tokens))
+    for alive, alive_tokens, gone, gone_tokens in zip(*columns, strict=True):
+        expected = max(alive_tokens, alive * longer_tokens / longer if longer else 0.0)
+        longer += alive + gone
+        longer_tokens += expected + gone_tokens
     return longer_tokens / longer
 
 

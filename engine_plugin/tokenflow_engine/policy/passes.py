@@ -8,7 +8,6 @@ import numpy as np
 
 from tokenflow_engine.policy.base import Bools, EngineView, Floats, Phase
 from tokenflow_engine.policy.options import Options
-from tokenflow_engine.policy.rows import running, started
 from tokenflow_engine.policy.slack import Line
 
 __all__ = ["Beginning", "Passes", "prefill_budget"]
@@ -46,11 +45,11 @@ class Passes:
         self, view: EngineView, options: Options, *, slack: Floats, step_s: float, prefill: Line
     ) -> None:
         self._view, self._options, self._step_s, self._prefill = view, options, step_s, prefill
-        readers = (started(view) | running(view)) & ~view.machine & ~view.paused
+        readers = (view.started | view.running) & view.read
         rows = np.flatnonzero(readers)
         self._token_s = 1.0 / np.maximum(view.rate_high.take(rows), 1e-6)
         self._weight = view.weight.take(rows)
-        self._decodes = running(view).take(rows)
+        self._decodes = view.running.take(rows)
         self._slack = np.where(view.generated.take(rows) > 0, slack.take(rows), self._token_s)
         self.tokens = prefill_budget(
             float(self._slack.min(initial=_INFINITY)),
@@ -83,40 +82,46 @@ class Passes:
         gains &= self._weight >= view.weight.take(newcomers).max()
         tokens, count = view.prefill.take(newcomers).cumsum(), len(newcomers)
         least = min(float(tokens[0]), prefill.within(_WORTHWHILE_BASES * prefill.base_s))
-        gains[gains] = self._waits_s(least, gains) < patience_s
-        if not gains.any():
+        sizes = [count >> halvings for halvings in range(count.bit_length())]
+        passes = [least, *(float(tokens[size - 1]) for size in sizes)]
+        token_s, waits_s = self._token_s[gains], self._waits_s(passes, gains)
+        in_time = waits_s[0] < patience_s
+        if not in_time.any():
             return at_once
         fastest = max(float(view.rate_high.take(newcomers).max()), 1e-6)
-        shortest_s = min(float(self._token_s[gains].min()), 1.0 / fastest)
+        shortest_s = min(float(token_s[in_time].min()), 1.0 / fastest)
         later_step_s = self._later_step_s(newcomers)
-        best = Beginning(float(self._waits_s(least, gains).max()), least)
-        soonest_s, size = _INFINITY, count
-        while size:
-            pass_s = prefill.base_s + prefill.per_token_s * tokens.item(size - 1)
-            wait_s = float(self._waits_s(tokens.item(size - 1), gains).max())
-            if wait_s < patience_s:
-                groups = count / size
-                one_s = prefill.base_s + prefill.per_token_s * tokens.item(-1) / groups
-                lacks_s = max((one_s + later_step_s) / options.share - shortest_s, 0.0)
-                gained = max(shortest_s / later_step_s - 1.0, _LEAST_GAIN)
-                mean_s = wait_s + pass_s + (groups - 1.0) / 2 * (one_s + lacks_s / gained)
-                if mean_s < soonest_s:
-                    best, soonest_s = Beginning(wait_s, tokens.item(size - 1)), mean_s
-            size //= 2
+        gained = max(shortest_s / later_step_s - 1.0, _LEAST_GAIN)
+        longest_s = waits_s.max(axis=1, where=in_time, initial=0.0).tolist()
+        best, soonest_s = Beginning(longest_s[0], least), _INFINITY
+        for size, pass_tokens, wait_s in zip(sizes, passes[1:], longest_s[1:], strict=True):
+            if wait_s >= patience_s:
+                continue
+            groups = count / size
+            pass_s = prefill.base_s + prefill.per_token_s * pass_tokens
+            one_s = prefill.base_s + prefill.per_token_s * passes[1] / groups
+            lacks_s = max((one_s + later_step_s) / options.share - shortest_s, 0.0)
+            mean_s = wait_s + pass_s + (groups - 1.0) / 2 * (one_s + lacks_s / gained)
+            if mean_s < soonest_s:
+                best, soonest_s = Beginning(wait_s, pass_tokens), mean_s
         return best
 
-    def _waits_s(self, tokens: float, readers: Bools) -> Floats:
-        """How long each of `readers` has to gain a lead that pays for a prefill of so many tokens."""
+    def _waits_s(self, passes: list[float], readers: Bools) -> Floats:
+        """How long each of `readers` (columns) has to gain a lead that pays for a prefill of so many tokens.
+
+        One row for each of `passes`.
+        """
         token_s, step_s = self._token_s[readers], self._step_s
-        pass_s = self._prefill.base_s + self._prefill.per_token_s * tokens
-        lacking = (pass_s + step_s) / self._options.share - self._slack[readers]
-        lacking[token_s >= pass_s + step_s] = 0.0
-        waits: Floats = np.maximum(lacking, 0.0) / (token_s / step_s - 1.0)
-        return waits
+        ends_s = self._prefill.of(np.array(passes))[:, None] + step_s
+        waits_s: Floats = ends_s / self._options.share - self._slack[readers]
+        np.maximum(waits_s, 0.0, out=waits_s)
+        waits_s *= ends_s > token_s
+        waits_s /= token_s / step_s - 1.0
+        return waits_s
 
     def _later_step_s(self, newcomers: list[int]) -> float:
         """A decode step when half of the newcomers have begun."""
-        view, decoding = self._view, running(self._view)
+        view, decoding = self._view, self._view.running
         context = float(view.context[decoding].sum()) + float(view.context.take(newcomers).sum()) / 2
         return view.costs.decode_s(int(np.count_nonzero(decoding)) + len(newcomers) // 2, context)
 

@@ -17,7 +17,7 @@ from tokenflow_engine.policy.horizons import Gate
 from tokenflow_engine.policy.options import Options
 from tokenflow_engine.policy.passes import Passes
 from tokenflow_engine.policy.room import free_memory, wake, why_gone
-from tokenflow_engine.policy.rows import heaviest_first, lowest, outside, running, started
+from tokenflow_engine.policy.rows import heaviest_first, lowest
 from tokenflow_engine.policy.slack import Line, expected_remaining, return_costs, slacks, urgencies
 from tokenflow_engine.policy.turns import Turns
 from tokenflow_engine.policy.victims import Victims
@@ -42,13 +42,10 @@ class Planning:
     def __init__(self, view: EngineView, options: Options, *, crowd: Crowd | None = None) -> None:
         """`crowd`: whom `view` leaves out."""
         self.view, self.options, self.crowd = view, options, crowd
-        self.running = running(view)
-        self.outside = outside(view)
-        self.started = started(view)
         self.load = Line.through(view.costs.load_s)
         self.prefill = Line.through(view.costs.prefill_s)
-        self.batch = int(np.count_nonzero(self.running))
-        self.context = float(view.context[self.running].sum())
+        self.batch = int(np.count_nonzero(view.running))
+        self.context = float(view.context[view.running].sum())
         self.step_s = view.costs.decode_s(max(self.batch, 1), self.context)
         self.least_s = max(_LEAST_S, _LEAST_STEPS * self.step_s)
         self.slack = slacks(view, patience_s=options.patience_s)
@@ -101,7 +98,7 @@ class Planning:
         Readers who are dry, and machines; for newcomers what is free is kept (`_keep_free_for`).
         """
         view, options = self.view, self.options
-        may_come = self.outside & (self.started | view.machine)
+        may_come = view.outside & (view.started | view.machine)
         if not may_come.any():
             return
         late_s = view.now - view.since - options.starving_s
@@ -115,7 +112,7 @@ class Planning:
     def _return_due(self) -> None:
         """Started streams whose readers would run dry before a later plan could bring them back."""
         view, options = self.view, self.options
-        out = self.outside & self.started & ~view.machine
+        out = view.outside & view.started & ~view.machine
         if not out.any():
             return
         due_in = self._due_in(out)
@@ -156,12 +153,12 @@ class Planning:
     def _passing_newcomers(self) -> list[int]:
         """Those that the gate lets in, heavier classes first, then the most urgent."""
         view, options = self.view, self.options
-        new = self.outside & ~self.started & ~view.machine
+        new = view.outside & ~view.started & ~view.machine
         if not new.any():
             return []
         self._again_in(options.poll_s)
         order = heaviest_first(self.urgency, view.weight, np.flatnonzero(new), options.most)
-        inside = (self.started | ~self.outside) & ~view.machine
+        inside = (view.started | ~view.outside) & ~view.machine
         if self.all_fit or not inside.any():
             everybody: list[int] = order.tolist()
             return everybody
@@ -206,12 +203,12 @@ class Planning:
         if not self.all_fit:
             return False
         view, waiting = self.view, self.view.phase == _WAITING
-        if not waiting.any() or bool((self.outside & ~waiting).any()):
+        if not waiting.any() or bool((view.outside & ~waiting).any()):
             return False
         count = len(view)
         context = float((view.context + self.remaining / 2).sum())
         attainable = 1.0 / view.costs.decode_s(count, context)
-        gains = ~view.machine & ~view.paused & (view.rate < self.options.no_lead_share * attainable)
+        gains = view.read & (view.rate < self.options.no_lead_share * attainable)
         return not gains.any()
 
     def _nobody_takes_turns(self) -> bool:
@@ -233,7 +230,7 @@ class Planning:
     def _serve_machines(self) -> None:
         """Machines that have been patient take a place as a reader would: from streams that are ahead."""
         view, options = self.view, self.options
-        out = self.outside & view.machine
+        out = view.outside & view.machine
         if not out.any():
             return
         for row in self._first(out & (self.slack <= 0)):
@@ -244,7 +241,7 @@ class Planning:
         """While somebody waits, streams beyond the cap make way for the rest of the batch."""
         if not self.capped.any():
             return
-        for row in np.flatnonzero(self.capped & self.running & self._may_go()).tolist():
+        for row in np.flatnonzero(self.capped & self.view.running & self._may_go()).tolist():
             if not self.draft.taken(row):
                 self.draft.park(row, Reason.LEAD_CAP)
         self._again_in(self.options.poll_s)
@@ -254,7 +251,7 @@ class Planning:
         caps = np.minimum(self.view.lead_cap, options.lead_cap_s)
         if options.lead_cap_share == _INFINITY and not np.isfinite(caps).any():
             return np.zeros(len(self.view), dtype=bool)
-        if not (self.outside & (self.view.phase != _PARKED)).any():
+        if not (self.view.outside & (self.view.phase != _PARKED)).any():
             return np.zeros(len(self.view), dtype=bool)
         answer_s = (self.view.generated + self.remaining) / self.view.rate
         return self.slack > np.minimum(caps, options.lead_cap_share * answer_s)
@@ -266,7 +263,7 @@ class Planning:
         newcomers are refused, all that it makes is wanted, and one must be further ahead to go.
         """
         view, options = self.view, self.options
-        tight = self.running & ~view.paused & ~view.machine & (self.slack < options.tight_s)
+        tight = view.running & view.read & (self.slack < options.tight_s)
         if not tight.any():
             return
         half = self.batch // 2
@@ -278,7 +275,7 @@ class Planning:
         if self.step_s <= self.target_s:
             return
         calm_s = options.calm_refusing_s if self.overload else options.calm_s
-        ahead = self.running & (self.slack > calm_s) & self._may_go()
+        ahead = view.running & (self.slack > calm_s) & self._may_go()
         for row in lowest(-self.slack, np.flatnonzero(ahead), half).tolist():
             if self._next_step_s() <= self.target_s:
                 break
@@ -302,7 +299,7 @@ class Planning:
     def _demand(self) -> float:
         """Tokens a second that started streams must get, if no reader is to run dry within `catch_up_s`."""
         view, seconds = self.view, self.options.catch_up_s
-        rows = np.flatnonzero(self.started & ~view.machine & ~view.paused)
+        rows = np.flatnonzero(view.started & view.read)
         read = seconds * view.rate.take(rows) - view.buffered.take(rows)
         return float(np.minimum(np.maximum(read, 0.0), self.remaining.take(rows)).sum()) / seconds
 
@@ -318,7 +315,7 @@ class Planning:
         on parallel machines to minimize makespan or flowtime, 1982). Readers who have paused come last.
         """
         view, options = self.view, self.options
-        out = self.outside & (self.started | view.machine)
+        out = view.outside & (view.started | view.machine)
         if not out.any():
             return
         growth = self.batch / max(self.step_s, 1e-6) * options.refill_s
@@ -340,9 +337,9 @@ class Planning:
 
     def _woken(self) -> Draft:
         """The draft, or another if nothing would ever happen after it."""
-        if not self.outside.all():
+        if not self.view.outside.all():
             return self.draft
-        at_once = self.view.phase == _PARKED
+        at_once = self.view.parked
         order = [lowest(self.urgency, np.flatnonzero(rows), len(self.view)) for rows in (at_once, ~at_once)]
         return wake(self.draft, np.concatenate(order))
 
@@ -359,7 +356,7 @@ class Planning:
         if not likeliest:
             return
         within_s = self.options.margin_s + self.options.write_s
-        due = self.outside & (self.slack - self.costs < within_s)
+        due = view.outside & (self.slack - self.costs < within_s)
         due[list(draft.plan.reasons)] = False
         wanted = self.batch / self.step_s * self.options.write_s + draft.needs_of(due) - draft.free
         owned = view.owned.take(likeliest)

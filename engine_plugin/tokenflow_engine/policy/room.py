@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenflow_engine.policy.base import Bools, EngineView, Floats, Ints, Phase, Reason
+from tokenflow_engine.policy.base import EngineView, Floats, Ints, Phase, Reason
 from tokenflow_engine.policy.draft import Draft
-from tokenflow_engine.policy.rows import ascending, in_batch, paged, running
+from tokenflow_engine.policy.rows import ascending, paged
 
-__all__ = ["free_memory", "parked", "wake", "why_gone"]
+__all__ = ["free_memory", "wake", "why_gone"]
 
-_PARKED, _WAITING = int(Phase.PARKED), int(Phase.WAITING)
-
-
-def parked(view: EngineView) -> Bools:
-    """Out of the batch, KV on the device."""
-    rows: Bools = view.phase == _PARKED
-    return rows
+_WAITING = int(Phase.WAITING)
 
 
 def why_gone(view: EngineView, row: int) -> Reason:
@@ -35,12 +29,12 @@ def free_memory(draft: Draft, rank: Floats) -> None:
         return
     view = draft.view
     may_go = view.may_park & (view.owned > 0)
-    batch = int(np.count_nonzero(in_batch(view)))
-    for row in ascending(rank, np.flatnonzero(may_go & parked(view))):
+    batch = int(np.count_nonzero(view.in_batch))
+    for row in ascending(rank, np.flatnonzero(may_go & view.parked)):
         draft.evict(row, Reason.MEMORY)
         if draft.soon >= 0:
             return
-    for row in ascending(rank, np.flatnonzero(may_go & running(view))):
+    for row in ascending(rank, np.flatnonzero(may_go & view.running)):
         if batch == 1 and _can_step_alone(draft, row):
             return
         draft.evict(row, Reason.MEMORY)
@@ -59,13 +53,13 @@ def wake(draft: Draft, order: Ints) -> Draft:
     """
     view, plan = draft.view, draft.plan
     moves = plan.evict or plan.resume or plan.load or plan.admit
-    if moves or view.kv_freeing or bool(in_batch(view).any()):
+    if moves or view.kv_freeing or bool(view.in_batch.any()):
         return draft
     least = Draft(view, steps=1)
     rows: list[int] = order.tolist()
     if _bring_first(least, rows):
         return least
-    may_go = parked(view) & view.may_park & (view.owned > 0)
+    may_go = view.parked & view.may_park & (view.owned > 0)
     for row in reversed(rows):
         if not may_go[row]:
             continue

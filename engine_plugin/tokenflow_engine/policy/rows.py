@@ -1,4 +1,4 @@
-"""Questions about the rows of a view, answered for all of them at once."""
+"""Rows of a view in order."""
 
 from __future__ import annotations
 
@@ -6,55 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tokenflow_engine.policy.base import Bools, EngineView, Floats, Ints, Phase
+from tokenflow_engine.policy.base import Floats, Ints
 
-__all__ = [
-    "ascending",
-    "heaviest_first",
-    "in_batch",
-    "lowest",
-    "outside",
-    "paged",
-    "preempted",
-    "running",
-    "started",
-]
-
-# Plain numbers: looking up a member of an enumeration costs as much as a small array operation.
-_WAITING, _RUNNING, _PREFILLING, _LOADING = (
-    int(phase) for phase in (Phase.WAITING, Phase.RUNNING, Phase.PREFILLING, Phase.LOADING)
-)
+__all__ = ["ascending", "heaviest_first", "lowest", "paged"]
 
 _FEW = 32
-
-
-def running(view: EngineView) -> Bools:
-    """In the decode batch."""
-    rows: Bools = view.phase == _RUNNING
-    return rows
-
-
-def in_batch(view: EngineView) -> Bools:
-    """Holds one of `max_running` places: running, or about to."""
-    rows: Bools = (view.phase == _RUNNING) | (view.phase == _PREFILLING) | (view.phase == _LOADING)
-    return rows
-
-
-def outside(view: EngineView) -> Bools:
-    """Not in the batch and not on the way: waiting, parked or offloaded."""
-    return ~in_batch(view)
-
-
-def preempted(view: EngineView) -> Bools:
-    """Parked or offloaded."""
-    rows: Bools = outside(view) & (view.phase != _WAITING)
-    return rows
-
-
-def started(view: EngineView) -> Bools:
-    """Its reader has had a first token."""
-    rows: Bools = view.generated > 0
-    return rows
 
 
 def paged(tokens: int, page_tokens: int) -> int:

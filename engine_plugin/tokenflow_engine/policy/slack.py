@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenflow_engine.policy.base import EngineView, Floats, Ints, Phase
-from tokenflow_engine.policy.rows import outside, started
 
 __all__ = ["Line", "expected_remaining", "return_costs", "slacks", "urgencies"]
 
@@ -48,7 +47,7 @@ def slacks(view: EngineView, *, patience_s: float) -> Floats:
     Not started: what is left of the class's TTFT target. Nobody reads a machine's stream: outside the batch
     it is due after `patience_s`, inside it never is.
     """
-    has_started = started(view)
+    has_started = view.started
     slack = np.where(
         has_started,
         view.buffered / np.maximum(view.rate_high, 1e-6),
@@ -57,7 +56,7 @@ def slacks(view: EngineView, *, patience_s: float) -> Floats:
     slack[view.paused & has_started] = np.inf
     machine = view.machine
     if machine.any():
-        out = outside(view)
+        out = view.outside
         slack[machine & ~out] = np.inf
         slack[machine & out] = (patience_s - (view.now - view.since))[machine & out]
     return slack
@@ -74,7 +73,7 @@ def return_costs(view: EngineView, *, load: Line, prefill: Line) -> Floats:
     cost = load.of(view.context)
     waiting = np.flatnonzero(view.phase == _WAITING)
     cost[waiting] = prefill.of(view.prefill.take(waiting))
-    cost[view.phase == _PARKED] = 0.0
+    cost[view.parked] = 0.0
     return cost
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from tokenflow_engine.policy.base import Bools, EngineView, Floats, Ints, Phase, Plan, Reason
 from tokenflow_engine.policy.draft import Draft
-from tokenflow_engine.policy.room import free_memory, parked, wake
-from tokenflow_engine.policy.rows import in_batch, lowest, outside, preempted, running, started
+from tokenflow_engine.policy.room import free_memory, wake
+from tokenflow_engine.policy.rows import lowest
 from tokenflow_engine.policy.slack import Line, expected_remaining, return_costs, slacks
 from tokenflow_engine.policy.ticks import Ticks
 from tokenflow_engine.policy.turns import Turns
@@ -60,8 +60,8 @@ class TokenFlow:
 
     def plan(self, view: EngineView, ids: Sequence[str]) -> Plan:
         """See `Policy.plan`."""
-        out = outside(view)
-        away = preempted(view)
+        out = view.outside
+        away = view.preempted
         if not out.any() or (view.machine.all() and not away.any()):
             return Plan(stock=True, next_at=view.now + self._interval_s)
         draft = Draft(view, steps=4)
@@ -88,13 +88,13 @@ class TokenFlow:
         mean_context = max(float(contexts.mean()), 1.0)
         batch = max(min(int(view.kv_tokens / mean_context), view.max_running, len(view)), 1)
         gamma = batch / view.costs.decode_s(batch, batch * mean_context)
-        return bool(view.rate[~view.paused & ~view.machine].sum() > gamma)
+        return bool(view.rate[view.read].sum() > gamma)
 
     def _first_come(self, view: EngineView, draft: Draft, line: Ints) -> None:
         """The paper's fallback. Memory-aware: room for half of what all are expected to generate."""
         free_memory(draft, -view.arrived)
         remaining = expected_remaining(view, tail=0.0)
-        growth = float(remaining[in_batch(view)].sum())
+        growth = float(remaining[view.in_batch].sum())
         waiting = view.phase == Phase.WAITING
         for row in line.tolist():
             if draft.taken(row):
@@ -116,13 +116,13 @@ class TokenFlow:
         load, prefill = Line.through(view.costs.load_s), Line.through(view.costs.prefill_s)
         back = return_costs(view, load=load, prefill=prefill)
         must_hold = self._mu * view.rate * (view.costs.evict_s(0.0) + back + self._interval_s)
-        spare = running(view) & view.may_park & (view.buffered >= must_hold)
-        spare |= running(view) & view.may_park & (view.machine | view.paused)
+        spare = view.running & view.may_park & (view.buffered >= must_hold)
+        spare |= view.running & view.may_park & (view.machine | view.paused)
         spare &= ~stays
         victims = lowest(utility, np.flatnonzero(spare), 2 * _MOST).tolist()
         admitted = self._working_set(view)
-        critical = started(view) & ~view.machine & (view.buffered < must_hold + view.rate * self._critical_s)
-        wanted = outside(view) & (critical | admitted)
+        critical = view.started & ~view.machine & (view.buffered < must_hold + view.rate * self._critical_s)
+        wanted = view.outside & (critical | admitted)
         for row in lowest(-utility, np.flatnonzero(wanted), _MOST).tolist():
             if draft.taken(row):
                 continue
@@ -139,7 +139,7 @@ class TokenFlow:
                 break
             for victim in swapped:
                 draft.evict(victim, Reason.AHEAD)
-            if not draft.bring(row, Reason.URGENT if started(view)[row] else Reason.ADMITTED):
+            if not draft.bring(row, Reason.URGENT if view.started[row] else Reason.ADMITTED):
                 draft.hold(row, Reason.NO_ROOM)
         dirty = view.synced < view.owned
         draft.plan.write = [row for row in victims if dirty[row] and not draft.taken(row)]
@@ -152,11 +152,11 @@ class TokenFlow:
         `W = floor(M / beta)` is a limit on those that hold memory at one time; scaled toward the number
         running, so that it grows by half of what is missing per tick, and by at least one.
         """
-        inside = int(in_batch(view).sum())
+        inside = int(view.in_batch.sum())
         footprint = max(float(view.context.mean()), 1.0)
         static = min(int(view.kv_tokens / footprint), view.max_running)
         room = max((max(static - inside, 0) + 1) // 2, 1)
-        displaceable = int((running(view) & (view.buffered > self._mu * view.rate * self._critical_s)).sum())
+        displaceable = int((view.running & (view.buffered > self._mu * view.rate * self._critical_s)).sum())
         admitted = np.zeros(len(view), dtype=bool)
         admitted[np.flatnonzero(view.phase == Phase.WAITING)[: room + displaceable]] = True
         return admitted
@@ -164,18 +164,18 @@ class TokenFlow:
     def _marginal(self, view: EngineView) -> Floats:
         """What serving until the next tick gains against not serving; `phi(b) = exp(-b)`, b in seconds."""
         horizon = self._interval_s
-        batch = max(int(running(view).sum()), 1)
-        speed = 1.0 / view.costs.decode_s(batch, float(view.context[running(view)].sum()))
+        batch = max(int(view.running.sum()), 1)
+        speed = 1.0 / view.costs.decode_s(batch, float(view.context[view.running].sum()))
         read = np.where(view.paused, 0.0, view.rate * horizon)
         unserved = np.maximum(view.buffered - read, 0.0) / view.rate
         served = np.maximum(view.buffered + speed * horizon - read, 0.0) / view.rate
         gain = self._value * horizon + self._gamma * (np.exp(-unserved) - np.exp(-served))
-        return np.where((view.paused & started(view)) | view.machine, 0.0, view.weight * gain)
+        return np.where((view.paused & view.started) | view.machine, 0.0, view.weight * gain)
 
 
 def _line(view: EngineView, away: Bools, rank: Floats) -> Ints:
     """Who comes next: of those preempted the lowest `rank`, parked ones first; then the queue."""
-    at_once = parked(view) & ~view.paused
+    at_once = view.parked & ~view.paused
     return np.concatenate(
         [
             lowest(rank, np.flatnonzero(at_once), len(view)),

@@ -8,8 +8,8 @@ import numpy as np
 
 from tokenflow_engine.policy.base import Bools, EngineView, Floats, Place, Reason
 from tokenflow_engine.policy.draft import Draft
-from tokenflow_engine.policy.room import parked, why_gone
-from tokenflow_engine.policy.rows import ascending, in_batch, lowest, outside, running, started
+from tokenflow_engine.policy.room import why_gone
+from tokenflow_engine.policy.rows import ascending, lowest
 
 __all__ = ["Turns"]
 
@@ -34,26 +34,26 @@ class Turns:
         """The row whose turn it is. None if nobody has waited for so long."""
         page = view.page_tokens
         fits_alone = -(-(view.context + _STEPS) // page) * page <= view.kv_tokens
-        late = outside(view) & fits_alone & (view.now - view.since >= self.after_s)
-        late &= ~(view.paused & started(view))
+        late = view.outside & fits_alone & (view.now - view.since >= self.after_s)
+        late &= ~(view.paused & view.started)
         rows = lowest(view.since, np.flatnonzero(late), 1).tolist()
         return rows[0] if rows else None
 
     def stays(self, view: EngineView) -> Bools:
         """Running ones that came late and have not had their `stay_s`."""
         late = view.since - view.arrived >= self.after_s
-        return running(view) & late & (view.now - view.since < self.stay_s)
+        return view.running & late & (view.now - view.since < self.stay_s)
 
     def give(self, draft: Draft, row: int, rank: Floats, place: Place = Place.LOAD) -> bool:
         """Bring `row` in; those of the lowest `rank` leave for it. False if too few may leave.
 
         Its place is kept free until then: nobody else comes in, so that those who end make room for it.
         """
-        view, decoding = draft.view, running(draft.view)
-        may_go = (decoding | parked(view)) & view.may_park & (view.owned > 0) & ~self.stays(view)
+        view, decoding = draft.view, draft.view.running
+        may_go = (decoding | view.parked) & view.may_park & (view.owned > 0) & ~self.stays(view)
         may_go[[row, *draft.plan.reasons]] = False
         tokens, places = draft.needs(row) - draft.soon, 1 - draft.places
-        rows = 0 if parked(view)[row] else 1 - draft.rows
+        rows = 0 if view.parked[row] else 1 - draft.rows
         leaving: list[int] = []
         for victim in ascending(rank, np.flatnonzero(may_go)):
             if tokens <= 0 and places <= 0 and rows <= 0:
@@ -64,7 +64,7 @@ class Turns:
                 places -= int(decoding[victim])
                 rows -= 1
         if tokens > 0 or places > 0 or rows > 0:
-            if in_batch(view).any() or view.kv_freeing:
+            if view.in_batch.any() or view.kv_freeing:
                 draft.hold(row, Reason.NO_ROOM)
             return False
         for victim in leaving:

@@ -11,7 +11,7 @@ import numpy as np
 from tokenflow_engine.policy.base import Bools, EngineView, Floats, Phase
 from tokenflow_engine.policy.draft import Draft
 from tokenflow_engine.policy.room import why_gone
-from tokenflow_engine.policy.rows import lowest, running
+from tokenflow_engine.policy.rows import lowest
 
 __all__ = ["Victims"]
 
@@ -19,7 +19,7 @@ _MOST = 64
 """Streams that one plan can take out."""
 _FAR_S = 1e6
 """More than this is not to be told apart."""
-_PARKED, _RUNNING = int(Phase.PARKED), int(Phase.RUNNING)
+_PARKED = int(Phase.PARKED)
 
 
 _Victim = tuple[int, float, int, bool, float]
@@ -59,7 +59,7 @@ class Victims:
     ) -> None:
         self._view, self._draft, self._recent = view, draft, recent
         self._slack, self._costs = slack, costs
-        here = (running(view) | (view.phase == _PARKED)) & view.may_park & (view.owned > 0)
+        here = (view.running | view.parked) & view.may_park & (view.owned > 0)
         settled = settled | (view.paused & (view.generated > 0))
         self._young, self._old = here & ~settled, here & settled
         self._first = 0
@@ -129,7 +129,7 @@ class Victims:
     def _settled(self) -> list[_Victim]:
         view = self._view
         best = lowest(self._keys, np.flatnonzero(self._old), _MOST)
-        is_running = view.phase.take(best) == _RUNNING
+        is_running = view.running.take(best)
         spare, owned, weight = (of.take(best).tolist() for of in (self._spare, view.owned, view.weight))
         return list(zip(best.tolist(), spare, owned, is_running.tolist(), weight, strict=True))
 

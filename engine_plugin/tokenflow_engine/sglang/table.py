@@ -16,7 +16,6 @@ from tokenflow_engine.buffer import DEFAULT_RATE
 from tokenflow_engine.control.streams import ReaderView
 from tokenflow_engine.policy.base import Costs, EngineView, Phase, Plan, Reason
 from tokenflow_engine.policy.lengths import EndedOutputs, expected_output
-from tokenflow_engine.policy.rows import lowest
 
 __all__ = ["Device", "Table"]
 
@@ -349,7 +348,9 @@ class Table:
         asked_at = columns["asked_at"][: self._count]
         due = np.flatnonzero(asked_at <= now - _ASK_EVERY_S)
         due = due[columns["generated"].take(due) > 0]
-        rows: list[int] = lowest(asked_at, due, _ASK_AT_ONCE).tolist()
+        if len(due) > _ASK_AT_ONCE:
+            due = due[asked_at.take(due).argpartition(_ASK_AT_ONCE)[:_ASK_AT_ONCE]]
+        rows: list[int] = due.tolist()
         writing = [self._rows[rid] for rid in self._writing if rid in self._rows]
         rows += [row for row in writing if asked_at.item(row) < np.inf]
         for row in rows:

@@ -308,6 +308,10 @@ class EngineStats(_Message, frozen=True, tag=True):
     decided.
     """
     evicted_synced_tokens: int = 0
+    synced_evictions: dict[str, int] = {}
+    """Streams that host memory had when they were to leave the device, but for what the last passes had
+    added: by the scheduling passes after that one until their memory was free, up to ``2``, or ``more``.
+    """
     plan_s: float = 0.0
     """Seconds spent planning since the start, in `plans` plans."""
     plans: int = 0

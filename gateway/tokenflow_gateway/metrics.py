@@ -340,6 +340,12 @@ class _EngineCollector(Collector):
             "1 where no stream is ever preempted, by the reason: how the engine was started.",
         ),
         ("stall_s", "reason", "Seconds that they waited so, until their stream was back."),
+        (
+            "synced_evictions",
+            "passes",
+            "Streams in host memory but for their last tokens when they were to leave the device, by the "
+            "passes after that until their memory was free.",
+        ),
     )
 
     def __init__(self, engines: list[Engine]) -> None:

@@ -38,6 +38,7 @@ STATS = EngineStats(
     departures={"paused": 2, "ahead": 1},
     stalls={"ahead": 1},
     stall_s={"ahead": 0.25},
+    synced_evictions={"1": 4},
     return_s={"loaded": Durations(bounds_s=[0.1, 1.0], counts=[4, 2, 1], sum_s=3.5)},
     plan_times=Durations(bounds_s=[0.001], counts=[9, 1], sum_s=0.008),
     write_bytes_per_s=2e9,
@@ -101,6 +102,7 @@ def _preemption_is_exported(gateway: RunningGateway, engine: str) -> None:
     assert gateway.metric("tokenflow_engine_departures", engine=engine, reason="paused") == 2.0
     assert gateway.metric("tokenflow_engine_stalls", engine=engine, reason="ahead") == 1.0
     assert gateway.metric("tokenflow_engine_stall_s", engine=engine, reason="ahead") == 0.25
+    assert gateway.metric("tokenflow_engine_synced_evictions", engine=engine, passes="1") == 4.0
     buckets = {
         end: gateway.metric("tokenflow_engine_return_seconds_bucket", engine=engine, kind="loaded", le=end)
         for end in ("0.1", "1.0", "+Inf")

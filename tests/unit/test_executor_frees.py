@@ -76,6 +76,7 @@ def test_a_synced_stream_is_free_in_the_pass_that_takes_it_off(executor: type[An
     engine = Engine(executor, tokens=20 * PAGE, synced=20 * PAGE, ordered=False)
     engine.preempt()
     assert engine.passes_until_free() == 1
+    assert engine.executor.tally.synced_evictions == {"0": 1}
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -84,6 +85,7 @@ def test_a_stream_synced_up_to_its_last_page_is_free_one_pass_later(executor: ty
     engine = Engine(executor, tokens=20 * PAGE + 5, synced=20 * PAGE, ordered=ordered)
     engine.preempt()
     assert engine.passes_until_free() == 2
+    assert engine.executor.tally.synced_evictions == {"1": 1}
 
 
 def test_a_result_under_way_is_awaited_first(executor: type[Any]):
@@ -95,6 +97,7 @@ def test_a_result_under_way_is_awaited_first(executor: type[Any]):
     assert not engine.freed
     engine.queue.clear()
     assert engine.passes_until_free() == 1
+    assert engine.executor.tally.synced_evictions == {"1": 1}
 
 
 def test_a_stream_that_is_not_synced_takes_longer(executor: type[Any]):
@@ -102,6 +105,7 @@ def test_a_stream_that_is_not_synced_takes_longer(executor: type[Any]):
     engine = Engine(executor, tokens=20 * PAGE, synced=0, ordered=False)
     engine.preempt()
     assert engine.passes_until_free() > 2
+    assert not engine.executor.tally.synced_evictions
 
 
 def test_host_memory_that_cannot_be_had_is_a_metric_and_not_the_end(executor: type[Any]):

@@ -48,6 +48,19 @@ def test_who_leaves_is_due_as_if_it_left_now() -> None:
     assert gives_way(due, 2) == []
 
 
+def test_a_lighter_class_gives_way_first() -> None:
+    """Readers of a heavier one must have more to read, by as much as it weighs more; of paused ones, too."""
+    rows = [
+        away(buffered=80.0, weight=4.0),
+        away(buffered=40.0, weight=2.0),
+        away(paused=True, since=8.0, weight=2.0),
+        away(paused=True, since=1.0, weight=4.0),
+    ]
+    due = due_back(view_of(*rows, host_free=0), [])
+    assert list(due) == [2, 3, 0, 1]
+    assert (due[0], due[1]) == (4.0, 4.0), "seconds of the lightest"
+
+
 def test_there_is_no_list_while_all_that_is_on_the_device_has_room() -> None:
     rows = [away(paused=True), here()]
     view = view_of(*rows, host_free=0)

@@ -51,12 +51,13 @@ def test_many_who_are_needed_at_one_time_start_early() -> None:
 
 
 def test_newcomers_wait_while_loads_are_late() -> None:
-    """A quarter of a second of text, and over a second of loads."""
+    """A quarter of a second of text, and over a second of loads. But nobody waits for ever."""
     away = _away(40, slack_s=0.25, context=1000)
     batch = [Row(phase=Phase.RUNNING, generated=2000, buffered=600.0)] * 40
 
-    def admitted(machine: Machine, *, weight: float = 1.0, **options: float) -> int:
-        view = view_of(*batch, *away, Row(phase=Phase.WAITING, weight=weight), free=20_000, machine=machine)
+    def admitted(machine: Machine, *, weight: float = 1.0, waited: float = 0.0, **options: float) -> int:
+        newcomer = Row(phase=Phase.WAITING, weight=weight, waited=waited)
+        view = view_of(*batch, *away, newcomer, free=20_000, machine=machine)
         plan = policy_named("adaptive", **options).plan(view, names(view))
         check(view, plan)
         return len(plan.admit)
@@ -64,6 +65,7 @@ def test_newcomers_wait_while_loads_are_late() -> None:
     assert admitted(SLOW) == 0
     assert admitted(SLOW, weight=2.0) == 1, "of a class that has none late"
     assert admitted(SLOW, late_s=1e9) == 1, "negative control"
+    assert [admitted(SLOW, waited=waited) for waited in (15.0, 25.0)] == [0, 1]
 
 
 def test_a_load_that_would_only_queue_is_ordered_later() -> None:

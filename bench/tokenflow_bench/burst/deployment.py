@@ -27,7 +27,7 @@ _LAST_LINES = 4
 _COUNTER = re.compile(r"^(tokenflow_engine_\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
 _COUNTED = (
     *("_total", "errors", "preemptions", "departures", "bytes", "plan"),
-    *("stall", "return_seconds", "evicted", "came_back", "away_s", "copy_wait_s"),
+    *("stall", "return_seconds", "evicted", "evictions", "came_back", "away_s", "copy_wait_s"),
 )
 _RETRACTED = re.compile(r"#retracted_reqs: (\d+)")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')

@@ -177,6 +177,18 @@ def _share_synced(run: _Run) -> float | None:
     return run["engine"]["tokenflow_engine_evicted_synced_tokens"] / evicted if evicted else None
 
 
+def _share_free(passes: Sequence[str]) -> Callable[[_Run], float | None]:
+    """Of streams that host memory had when they were to leave, whose memory was free so soon."""
+
+    def value(run: _Run) -> float | None:
+        name = "tokenflow_engine_synced_evictions"
+        counts = {key: count for key, count in run["engine"].items() if key.startswith(name)}
+        total = sum(counts.values())
+        return sum(counts.get(f"{name}{{{after}}}", 0.0) for after in passes) / total if total else None
+
+    return value
+
+
 def _return_s(kind: str) -> Callable[[_Run], float | None]:
     """Mean of that way back."""
 
@@ -208,6 +220,8 @@ _ENGINE_LINES = (
     _engine("preempted for want of memory", ("preemptions", "{memory}")),
     _engine("preempted again within a second", ("preemptions", "{thrashed}")),
     _Line("of what had to leave, in host memory already, %", _share_synced, 0, 100, has_ratio=False),
+    _Line("whole there: free within a pass, %", _share_free(("0", "1")), 0, 100, has_ratio=False),
+    _Line("whole there: free within two passes, %", _share_free(("0", "1", "2")), 0, 100, has_ratio=False),
     _engine("waiting for copies, s", ("copy_wait_s",), 1),
     _engine("written to host memory, MB", ("written", "bytes"), 1, scale=1e-6),
     _engine("loaded from it, MB", ("loaded", "bytes"), 1, scale=1e-6),

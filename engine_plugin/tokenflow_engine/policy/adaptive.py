@@ -26,8 +26,8 @@ class Adaptive:
     in its own and heavier classes has gone down, and one who reads faster than a full batch writes lets
     others go first for `yields_s`; once it is `hold_s` late, what those inside leave is kept for it. With no
     reader's stream inside it always gets in. For a lead of others it waits until it is `hold_s` late, at
-    most; and while loads of its class, or a heavier one, are late on a busy link. A machine waits as long as
-    a started stream, and `patience_s`.
+    most; and while loads of its class, or a heavier one, are late on a busy link, until it is `starving_s`
+    late. A machine waits as long as a started stream, and `patience_s`.
     """
 
     name = "adaptive"

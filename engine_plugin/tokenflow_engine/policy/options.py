@@ -30,7 +30,7 @@ class Options:
     margin_s: float = 0.75
     """A stream is brought back this long before its reader runs dry (and its return has to be paid)."""
     late_s: float = 0.5
-    """While loads start later than that by this much, as the link is busy, newcomers wait, however long."""
+    """While loads start later than that by this much, as the link is busy, newcomers wait."""
     ahead_s: float = 0.5
     """A victim's reader has at least this much left to read when the victim could be back."""
     ahead_new_s: float = 1.1
@@ -44,7 +44,8 @@ class Options:
     """No longer after so many decode steps: where they are fast its reader has text for long by then, and
     readers who run dry would find nobody else ahead."""
     starving_s: float = 20.0
-    """A started stream that is dry after so long outside takes a place from whoever is ahead most."""
+    """A started stream that is dry after so long outside takes a place from whoever is ahead most. A newcomer
+    as late as this no longer waits for loads."""
     stay_s: float = 2.0
     """One that came in so late stays this long before it makes way for another that starves."""
     patience_s: float = 10.0

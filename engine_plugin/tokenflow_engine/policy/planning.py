@@ -175,10 +175,11 @@ class Planning:
     def _admit(self, passing: list[int]) -> None:
         """Newcomers as far as they can be prefilled soon, and of no class whose loads are late.
 
-        Who makes way for them would have to be loaded in turn.
+        Who makes way for them would have to be loaded in turn. A newcomer who is `starving_s` late waits for
+        no loads.
         """
         view, passes, options = self.view, self.passes, self.options
-        in_time = view.weight > self.late_weight
+        in_time = (view.weight > self.late_weight) | (self.slack < -options.starving_s)
         newcomers = [row for row in passing if in_time[row] and not self.draft.taken(row)]
         if not newcomers:
             return

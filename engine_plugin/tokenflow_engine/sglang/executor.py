@@ -35,6 +35,8 @@ __all__ = ["Executor", "Moved"]
 _logger = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 4
+_LAST_TOKENS = 8
+"""Copies are a few passes behind: a stream is synced if host memory lacks so many tokens, or a page."""
 
 Moved = Callable[[Any, Phase, Reason | None], None]
 """Told of each request that changes its place; with a reason where it is the executor's own."""
@@ -60,6 +62,7 @@ class Executor:
         self._clock = clock
         self._orders = STOCK
         self._is_fresh = False
+        self._passes = 0
         self._batch: Any | None = None
         """The decode batch of the step in hand."""
         self._held: dict[str, Held] = {}
@@ -150,6 +153,7 @@ class Executor:
     def step(self, batch: Any) -> Any:
         """Once a scheduling pass, on the decode batch; the batch to go on with."""
         self.host.poll()
+        self._passes += 1
         if not self._held and self._orders.stock:
             self._is_fresh = False
             return batch
@@ -304,8 +308,11 @@ class Executor:
         if entry is not None and entry.hold is Hold.PARKED:
             entry.hold = Hold.LEAVING
             tokens = int(entry.req.kv.kv_committed_len)
+            synced = min(tokens, self.host.synced(rid))
             self.tally.evicted_tokens += tokens
-            self.tally.evicted_synced_tokens += min(tokens, self.host.synced(rid))
+            self.tally.evicted_synced_tokens += synced
+            is_synced = tokens - synced <= max(_LAST_TOKENS, self._scheduler.page_size)
+            entry.synced_at = self._passes if is_synced else None
             self._moved(entry.req, Phase.OFFLOADED, reason)
 
     # ---- memory ------------------------------------------------------------------------------------
@@ -362,6 +369,9 @@ class Executor:
                 rows.forget_kv(entry.req)
                 entry.hold = Hold.OFFLOADED
                 self.tally.offloaded += 1
+                if entry.synced_at is not None:
+                    passes = self._passes - entry.synced_at
+                    self.tally.synced_evictions[str(passes) if passes <= 2 else "more"] += 1
             elif is_saved is False:
                 self.tally.dropped += 1
                 self._lose(entry, Reason.HOST_FULL if self.host.wants(entry) else None)

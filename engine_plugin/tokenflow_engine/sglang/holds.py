@@ -42,3 +42,7 @@ class Held:
     """Whether what its slots hold is its KV; not so during a load."""
     is_unsaved: bool = False
     """A copy of it to host memory failed as it was leaving."""
+    synced_at: int | None = None
+    """The scheduling pass in which it was to leave the device, if host memory had it then but for what the
+    last passes had added.
+    """

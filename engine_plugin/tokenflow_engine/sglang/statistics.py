@@ -46,6 +46,7 @@ def engine_stats(seen: EngineStats, *, executor: Executor, planner: Planner, out
         copy_wait_s=tally.copy_wait_s,
         evicted_tokens=tally.evicted_tokens,
         evicted_synced_tokens=tally.evicted_synced_tokens,
+        synced_evictions=dict(tally.synced_evictions),
         plan_s=planner.seconds,
         plans=planner.plans,
         plan_times=planner.times.message(),

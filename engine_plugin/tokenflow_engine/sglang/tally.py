@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 __all__ = ["Tally"]
@@ -34,6 +35,10 @@ class Tally:
     evicted_tokens: int = 0
     """KV that had to leave the device, and what of it host memory held already when that was decided."""
     evicted_synced_tokens: int = 0
+    synced_evictions: Counter[str] = field(default_factory=Counter)
+    """Streams that host memory had when they were to leave the device, but for what the last passes had
+    added: by the passes after that one until their memory was free, up to 2, or ``more``.
+    """
     copy_wait_s: float = 0.0
     """The scheduler waited for copies, because they were not to overlap with anything."""
     fixed: dict[str, int] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """KV of streams in host memory: written through while they run, loaded back when they return.
 
-One `OffloadManager` a rank, used by the scheduler's thread only; nothing in it blocks. A step of the
-scheduler:
+One `OffloadManager` a rank, used by the scheduler's thread only; nothing in it blocks, but that `detach` may
+wait for the last tokens of a stream (`Transfer.release`). A step of the scheduler:
 
     for done in offload.poll(): ...                  # loads to resume, failures to recompute
     offload.load(rid, 0, slots)                      # returning streams
@@ -177,7 +177,10 @@ class OffloadManager:
         return max(0, self._writes.tokens_within(self._common_s(iteration_s)) - self._writes.tokens)
 
     def prepare_forward(self) -> None:
-        """Before every launch of a forward pass: what was queued goes to the backend, to run beside it."""
+        """Before every launch of a forward pass: what was queued goes to the backend, to run beside it.
+
+        Sooner, if somebody waits for what these copies set free.
+        """
         self._submit()
 
     def forward_launched(self) -> None:

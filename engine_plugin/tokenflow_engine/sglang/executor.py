@@ -354,6 +354,7 @@ class Executor:
     # ---- off the device and back -------------------------------------------------------------------
 
     def _leave(self, flying: set[Any]) -> None:
+        under_way: list[Held] = []
         for entry in list(self._held.values()):
             if entry.hold is not Hold.LEAVING or entry.req in flying:
                 continue
@@ -365,16 +366,24 @@ class Executor:
                 self.tally.made_room += 1
                 self._lose(other, Reason.HOST_FULL)
             if is_saved:
-                rows.give_up(self._scheduler, entry.req, is_saved=True)
-                rows.forget_kv(entry.req)
-                entry.hold = Hold.OFFLOADED
-                self.tally.offloaded += 1
-                if entry.synced_at is not None:
-                    passes = self._passes - entry.synced_at
-                    self.tally.synced_evictions[str(passes) if passes <= 2 else "more"] += 1
+                self._has_left(entry)
             elif is_saved is False:
                 self.tally.dropped += 1
                 self._lose(entry, Reason.HOST_FULL if self.host.wants(entry) else None)
+            else:
+                under_way.append(entry)
+        for entry in self.host.saved_at_once(under_way):
+            self._has_left(entry)
+
+    def _has_left(self, entry: Held) -> None:
+        """Its KV is in host memory, or its slots are free as if it was."""
+        rows.give_up(self._scheduler, entry.req, is_saved=True)
+        rows.forget_kv(entry.req)
+        entry.hold = Hold.OFFLOADED
+        self.tally.offloaded += 1
+        if entry.synced_at is not None:
+            passes = self._passes - entry.synced_at
+            self.tally.synced_evictions[str(passes) if passes <= 2 else "more"] += 1
 
     def _lose(self, entry: Held, reason: Reason | None) -> None:
         """Its KV is gone: it waits for a prefill until a plan admits it."""

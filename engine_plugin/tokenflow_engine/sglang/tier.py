@@ -188,6 +188,17 @@ class HostTier:
         host.drop(req.rid)
         return False, gone
 
+    def saved_at_once(self, entries: list[Held]) -> list[Held]:
+        """Of those that `save` has under way, whose slots are free now that their copies have begun.
+
+        Mostly only what the last passes have added was missing.
+        """
+        host = self.manager
+        if host is None or not entries:
+            return []
+        host.prepare_forward()
+        return [entry for entry in entries if host.detach(entry.req.rid, entry.req.kv.kv_committed_len)]
+
     def _on_device(self) -> list[str]:
         """Whose copies are duplicates."""
         parked = (e.req for e in self._held.values() if e.hold is Hold.PARKED)

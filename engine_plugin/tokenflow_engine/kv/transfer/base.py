@@ -61,7 +61,7 @@ class Finished:
 
 
 class Transfer(Protocol):
-    """Moves rows. For one thread, except for the backend's own; nothing blocks but `close`."""
+    """Moves rows. For one thread, but for the backend's own; only `close` and, briefly, `release` wait."""
 
     host_tokens: int
     """Rows of the host table."""
@@ -89,6 +89,7 @@ class Transfer(Protocol):
 
         On a GPU that can be before it has `Finished`: forward passes launched and loads submitted from now on
         are put behind its work on the pool, if that is about to run; they are not made to wait for the link.
+        On a CPU a short copy is waited for, a few milliseconds at most.
         """
         ...
 

@@ -17,6 +17,8 @@ from tokenflow_engine.kv.transfer.rows import PoolRows
 __all__ = ["CpuTransfer"]
 
 _CHUNK_BYTES = 1 << 20
+_SHORT_S = 0.002
+"""A copy of a stream's last tokens takes a fraction of this, and a step of the engine ten times as long."""
 _GRAIN_WORDS = 32768
 """From so many elements on, torch spreads an operation over all cores, which the forward pass needs."""
 
@@ -75,8 +77,11 @@ class CpuTransfer:
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def release(self, ticket: Ticket) -> bool:
-        """False: nothing can be put behind a copy but by waiting until it has finished."""
-        return False
+        """Whether it has finished: nothing can be put behind it. If it is next, it is waited for briefly."""
+        with self._work:
+            if all(copy.ticket is ticket for queue in self._queues.values() for copy in queue):
+                self._work.wait_for(lambda: self._is_done(ticket), _SHORT_S)
+            return self._is_done(ticket)
 
     def forward_launched(self) -> None:
         """Nothing: a forward pass on a CPU has finished when its launch returns."""
@@ -99,7 +104,12 @@ class CpuTransfer:
                 self._copy(copy)
             except Exception as failure:  # noqa: BLE001 - whatever it was, this copy did not happen
                 error = f"{type(failure).__name__}: {failure}"
-            self._finished.append(Finished(copy.ticket, time.perf_counter() - started, error))
+            with self._work:
+                self._finished.append(Finished(copy.ticket, time.perf_counter() - started, error))
+                self._work.notify_all()
+
+    def _is_done(self, ticket: Ticket) -> bool:
+        return any(done.ticket is ticket and done.error is None for done in self._finished)
 
     def _next(self, turn: Direction) -> _Copy | None:
         """The next copy, of `turn`'s direction if there is one; None at the end, when nothing is left."""

@@ -25,7 +25,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "engine_plugin"))
 
 from kv_bench import LLAMA_3_8B, LOAD, TINY, WRITE, Bench
-from kv_faults import corrupt_copy, failing_copy, faulty_backend, proof, too_much_memory
+from kv_faults import (
+    corrupt_copy,
+    failed_copy_is_not_saved,
+    failing_copy,
+    faulty_backend,
+    proof,
+    too_much_memory,
+)
 from kv_right import engine_like, one_kernel, round_trip
 from kv_speed import rate, slowdown
 from kv_waits import (
@@ -55,6 +62,7 @@ def checks(device: str) -> list[tuple[str, Callable[[Bench], str]]]:
         ("corrupt host copy is not loaded", corrupt_copy),
         ("failing write is reported", bind(failing_copy, direction=WRITE)),
         ("failing load is reported", bind(failing_copy, direction=LOAD)),
+        ("failing write keeps its slots", failed_copy_is_not_saved),
         ("too little memory is said", too_much_memory),
     ]
     kernel = ("one kernel for all layers", one_kernel)

@@ -11,7 +11,36 @@ from tokenflow_engine.kv.offload import Event, OffloadManager
 from tokenflow_engine.kv.proof import why_not_exact
 from tokenflow_engine.kv.transfer.base import Direction, HostMemoryError, Ticket
 
-__all__ = ["corrupt_copy", "failing_copy", "faulty_backend", "proof", "too_much_memory"]
+__all__ = [
+    "corrupt_copy",
+    "failed_copy_is_not_saved",
+    "failing_copy",
+    "faulty_backend",
+    "proof",
+    "too_much_memory",
+]
+
+
+def failed_copy_is_not_saved(bench: Bench) -> str:
+    """Asked at once, before anybody has heard of the failure: the slots are not free."""
+    transfer = bench.transfer(256)
+    offload = OffloadManager(transfer, page_tokens=16)
+    row = bench.slots(40)
+    for fails in (True, False):
+        transfer._fault = _fail if fails else None
+        offload.write("a", row, 40, leaving=True)
+        offload.prepare_forward()
+        if fails:
+            assert not offload.detach("a", 40)
+            settle(offload, Event.WRITE_FAILED, "a")
+    settle(offload, Event.WRITTEN, "a")
+    assert offload.detach("a", 40)
+    offload.close()
+    return "and is once it was written"
+
+
+def _fail(*_: Any) -> None:
+    raise RuntimeError("out of order")
 
 
 def corrupt_copy(bench: Bench) -> str:

@@ -25,8 +25,8 @@ from tokenflow_engine.sglang.planner import Planner
 class Engine:
     """One stream of `tokens` in the batch, of which host memory holds the first `synced`.
 
-    `ordered`: what comes after a copy may use its slots at once, as on a GPU's streams; else, as on a CPU,
-    when the copy is done, which it is by the next pass.
+    `ordered`: what comes after a copy may use its slots at once, as on a GPU's streams; else, as with several
+    ranks, when the copy is done, which it is by the next pass.
     """
 
     def __init__(self, executor: type[Any], *, tokens: int, synced: int, ordered: bool) -> None:

@@ -29,6 +29,7 @@ COMMON = [
     "corrupt host copy is not loaded",
     "failing write is reported",
     "failing load is reported",
+    "failing write keeps its slots",
     "too little memory is said",
 ]
 CHECKS = {

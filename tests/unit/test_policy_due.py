@@ -59,6 +59,8 @@ def test_a_lighter_class_gives_way_first() -> None:
     due = due_back(view_of(*rows, host_free=0), [])
     assert list(due) == [2, 3, 0, 1]
     assert (due[0], due[1]) == (4.0, 4.0), "seconds of the lightest"
+    others = [here(weight=0.25), here(Phase.WAITING, generated=0, weight=0.25)]
+    assert due_back(view_of(*rows, *others, host_free=0), []) == due, "whoever else is there"
 
 
 def test_there_is_no_list_while_all_that_is_on_the_device_has_room() -> None:

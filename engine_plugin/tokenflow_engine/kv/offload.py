@@ -1,7 +1,7 @@
 """KV of streams in host memory: written through while they run, loaded back when they return.
 
-One `OffloadManager` a rank, used by the scheduler's thread only; nothing in it blocks, but that `detach` may
-wait for the last tokens of a stream (`Transfer.release`). A step of the scheduler:
+One `OffloadManager` a rank, used by the scheduler's thread only; nothing in it blocks, but that `detach` and
+`drop` may wait briefly for a short copy (`Transfer.release`). A step of the scheduler:
 
     for done in offload.poll(): ...                  # loads to resume, failures to recompute
     offload.load(rid, 0, slots)                      # returning streams

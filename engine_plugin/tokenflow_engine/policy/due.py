@@ -32,9 +32,9 @@ def due_back(view: EngineView, leaving: Iterable[int]) -> dict[int, float]:
     """In how many seconds rows are due back, latest first: those in host memory alone, and who may join them.
 
     Those are the parked ones and `leaving`, as if they left now. Readers are due when they have read all, who
-    has paused last of all, the longest away first. A heavier class is due sooner than the lightest by as much
-    as it weighs more. Empty while host memory has room for all that is on the device, or has nobody's only
-    copy.
+    has paused last of all, the longest away first. A heavier class is due sooner than the lightest of them by
+    as much as it weighs more. Empty while host memory has room for all that is on the device, or has nobody's
+    only copy.
     """
     if view.host_free >= view.kv_tokens:
         return {}
@@ -45,10 +45,11 @@ def due_back(view: EngineView, leaving: Iterable[int]) -> dict[int, float]:
     away_s = np.where(view.running, 0.0, view.now - view.since)
     due_s = np.where(view.paused, _PAUSED_S + away_s, np.minimum(due_s, _PAUSED_S))
     due_s = np.where(view.machine, _PATIENCE_S - away_s, due_s)
-    due_s *= view.weight.min() / view.weight
     here = np.zeros(len(view), dtype=bool)
     here[list(leaving)] = True
     here |= view.parked
+    lightest = min(float(view.weight.take(away).min()), float(view.weight.min(where=here, initial=np.inf)))
+    due_s = np.where(due_s > 0, due_s * lightest / view.weight, due_s * view.weight / lightest)
     rows = np.concatenate([lowest(-due_s, away, _MOST), np.flatnonzero(here)])
     return {row: due_s.item(row) for row in lowest(-due_s, rows, len(rows)).tolist()}
 

@@ -12,7 +12,7 @@ from tokenflow_engine.policy.base import EngineView, Floats, Ints, Phase
 __all__ = ["Line", "expected_remaining", "return_costs", "slacks", "urgencies"]
 
 _LONG_S = 1e9
-_WAITING, _PARKED = int(Phase.WAITING), int(Phase.PARKED)
+_WAITING = int(Phase.WAITING)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ __all__ = ["Executor", "Moved"]
 _logger = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 4
-_LAST_TOKENS = 8
-"""Copies are a few passes behind: a stream is synced if host memory lacks so many tokens, or a page."""
+_LAST_TOKENS = 24
+"""Copies are a few passes behind, and of whole pages of 16: who lacks no more in host memory is synced."""
 
 Moved = Callable[[Any, Phase, Reason | None], None]
 """Told of each request that changes its place; with a reason where it is the executor's own."""
@@ -311,7 +311,7 @@ class Executor:
             synced = min(tokens, self.host.synced(rid))
             self.tally.evicted_tokens += tokens
             self.tally.evicted_synced_tokens += synced
-            is_synced = tokens - synced <= max(_LAST_TOKENS, self._scheduler.page_size)
+            is_synced = tokens - synced <= max(_LAST_TOKENS, 2 * self._scheduler.page_size)
             entry.synced_at = self._passes if is_synced else None
             self._moved(entry.req, Phase.OFFLOADED, reason)
 
@@ -355,8 +355,9 @@ class Executor:
 
     def _leave(self, flying: set[Any]) -> None:
         under_way: list[Held] = []
+        called_back = set() if self.is_short else {rid for rid, _ in self._orders.load}
         for entry in list(self._held.values()):
-            if entry.hold is not Hold.LEAVING or entry.req in flying:
+            if entry.hold is not Hold.LEAVING or entry.req in flying or entry.req.rid in called_back:
                 continue
             if self._orders.stock:
                 entry.hold = Hold.PARKED

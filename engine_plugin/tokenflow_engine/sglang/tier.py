@@ -111,8 +111,8 @@ class HostTier:
                 continue
             if done.event is Event.RELEASED:
                 self.released.add(done.rid)
-            elif done.event is Event.WRITE_FAILED and entry.hold is Hold.LEAVING:
-                entry.is_unsaved = True
+            elif done.event is Event.WRITE_FAILED:
+                entry.is_unsaved = entry.hold is Hold.LEAVING
                 _logger.warning("TokenFlow: saving %s failed: %s", done.rid, done.error)
             elif done.event in (Event.LOADED, Event.LOAD_FAILED):
                 self.loaded[done.rid] = done.event is Event.LOADED
@@ -189,9 +189,10 @@ class HostTier:
         return False, gone
 
     def saved_at_once(self, entries: list[Held]) -> list[Held]:
-        """Of those that `save` has under way, whose slots are free now that their copies have begun.
+        """Of those that `save` has under way, whose slots are free once their copies are with the backend.
 
-        Mostly only what the last passes have added was missing.
+        Mostly only what the last passes have added was missing: on a GPU it is on its way then, on a CPU done
+        (`Transfer.release`).
         """
         host = self.manager
         if host is None or not entries:

@@ -89,7 +89,8 @@ class Transfer(Protocol):
 
         On a GPU that can be before it has `Finished`: forward passes launched and loads submitted from now on
         are put behind its work on the pool, if that is about to run; they are not made to wait for the link.
-        On a CPU a short copy is waited for, a few milliseconds at most.
+        On a CPU a short copy is waited for, two milliseconds at most. Never for one that failed and that
+        `poll` has not told of.
         """
         ...
 

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -77,11 +78,16 @@ class CpuTransfer:
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
     def release(self, ticket: Ticket) -> bool:
-        """Whether it has finished: nothing can be put behind it. If it is next, it is waited for briefly."""
+        """Whether it has been copied: nothing can be put behind it. If it is next, that is awaited briefly.
+
+        False after a failure that `poll` has not told of yet.
+        """
         with self._work:
-            if all(copy.ticket is ticket for queue in self._queues.values() for copy in queue):
-                self._work.wait_for(lambda: self._is_done(ticket), _SHORT_S)
-            return self._is_done(ticket)
+            queue = self._queues[ticket.direction]
+            if not any(copy.ticket is ticket for copy in islice(queue, 1, None)):
+                self._work.wait_for(lambda: ticket in self._ended(ticket.direction), _SHORT_S)
+            ended = self._ended(ticket.direction)
+            return ticket in ended and not any(ended.values())
 
     def forward_launched(self) -> None:
         """Nothing: a forward pass on a CPU has finished when its launch returns."""
@@ -108,8 +114,9 @@ class CpuTransfer:
                 self._finished.append(Finished(copy.ticket, time.perf_counter() - started, error))
                 self._work.notify_all()
 
-    def _is_done(self, ticket: Ticket) -> bool:
-        return any(done.ticket is ticket and done.error is None for done in self._finished)
+    def _ended(self, direction: Direction) -> dict[Ticket, str | None]:
+        """Copies that `poll` has not told of yet, with their errors."""
+        return {done.ticket: done.error for done in self._finished if done.ticket.direction is direction}
 
     def _next(self, turn: Direction) -> _Copy | None:
         """The next copy, of `turn`'s direction if there is one; None at the end, when nothing is left."""

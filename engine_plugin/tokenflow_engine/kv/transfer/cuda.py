@@ -159,7 +159,9 @@ class CudaTransfer:
     def release(self, ticket: Ticket) -> bool:
         in_flight = self.lanes[ticket.direction].in_flight
         place = next((n for n, copy in enumerate(in_flight) if copy.ticket is ticket), None)
-        if place is None or in_flight[place].touched.query():
+        if place is None:
+            return not any(failed.ticket is ticket for failed in self._failed)
+        if in_flight[place].touched.query():
             return True
         if place >= _RING:  # its staging buffer is still in use by a copy before it
             return False

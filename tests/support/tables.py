@@ -41,7 +41,8 @@ def new_table(*, parkable: bool = True, shared_tokens: Callable[[Any], int] = la
 
 
 def view_of(table: Table, *, now: float = 10.0) -> tuple[EngineView, list[str]]:
-    return table.view(now=now, device=DEVICE, costs=FlatCosts())
+    view, names = table.view(now=now, device=DEVICE, costs=FlatCosts())
+    return view, list(names)
 
 
 class SameReaders:

@@ -20,6 +20,7 @@ from tokenflow_engine.policy.base import EngineView, Phase, Plan, Policy, Reason
 from tokenflow_engine.policy.draft import Draft
 from tokenflow_engine.policy.registry import POLICIES, policy_named
 from tokenflow_engine.policy.room import free_memory, wake
+from tokenflow_engine.policy.rows import lowest_first
 from tokenflow_engine.policy.turns import Turns
 
 RUNNING, PARKED, OFFLOADED, WAITING = Phase.RUNNING, Phase.PARKED, Phase.OFFLOADED, Phase.WAITING
@@ -102,7 +103,7 @@ def test_nobody_is_woken_while_copies_are_under_way_or_somebody_runs() -> None:
 def test_parked_streams_leave_before_running_ones_do() -> None:
     view = view_of(*[Row(phase=RUNNING) for _ in range(8)], Row(phase=PARKED), free=0)
     draft = Draft(view)
-    free_memory(draft, np.zeros(9))
+    free_memory(draft, lowest_first(np.zeros(9)))
     assert draft.plan.evict == [8]
     for name in ("andes", "tokenflow"):
         newcomer = view_of(
@@ -114,10 +115,10 @@ def test_parked_streams_leave_before_running_ones_do() -> None:
 def test_the_last_in_the_batch_stays_while_it_can_take_a_step() -> None:
     view = view_of(Row(phase=RUNNING, context=998), free=1, machine=MACHINES["4090"])
     draft = Draft(view, steps=4)
-    free_memory(draft, np.zeros(1))
+    free_memory(draft, lowest_first(np.zeros(1)))
     assert (draft.soon < 0, draft.plan.evict) == (True, [])
     draft = Draft(replace(view, kv_free=-100), steps=4)
-    free_memory(draft, np.zeros(1))
+    free_memory(draft, lowest_first(np.zeros(1)))
     assert draft.plan.evict == [0]
 
 

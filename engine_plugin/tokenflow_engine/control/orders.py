@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from tokenflow_engine.control.parts import ALL_PARTS, Parts
@@ -26,7 +28,7 @@ class Orders(msgspec.Struct, kw_only=True, frozen=True, array_like=True):
     parts: Parts = ALL_PARTS
 
     @classmethod
-    def of(cls, plan: Plan, ids: list[str]) -> Orders:
+    def of(cls, plan: Plan, ids: Sequence[str]) -> Orders:
         """The orders of a plan for a view whose rows are called `ids`."""
         return cls(
             stock=plan.stock,

@@ -15,7 +15,7 @@ import numpy as np
 from tokenflow_engine.policy.base import Bools, EngineView, Floats, Plan, Reason
 from tokenflow_engine.policy.draft import Draft
 from tokenflow_engine.policy.room import free_memory, wake
-from tokenflow_engine.policy.rows import lowest
+from tokenflow_engine.policy.rows import lowest, lowest_first
 from tokenflow_engine.policy.slack import Line, return_costs
 from tokenflow_engine.policy.ticks import Ticks
 from tokenflow_engine.policy.turns import Turns
@@ -69,7 +69,7 @@ class Andes:
         if swaps or late is not None:
             chosen, gain = self._best(view)
             kept = chosen + 2.0 * self._turns.stays(view)
-            free_memory(draft, gain + (gain.max() + 1.0) * kept)
+            free_memory(draft, lowest_first(gain + (gain.max() + 1.0) * kept))
             if (late is None or self._turns.give(draft, late, gain)) and swaps:
                 self._swap(view, draft, chosen, gain)
         here = view.parked

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from threading import local
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,36 +55,37 @@ class Gate:
         first, and what the light ones were promised does not hold back a heavier newcomer.
         """
         rows = np.concatenate([np.flatnonzero(inside), order])
+        first = len(rows) - len(order)
         halfway = float(view.context.take(rows).sum() + remaining.take(rows).sum() / 2) / len(rows)
-        rate, full_s = self._promised(view, halfway)
-        yields = rate.take(order) * full_s > 1.0
-        yields &= view.now - view.arrived.take(order) < self.yields_s
-        order = order[yields.argsort(kind="stable")]
-        rows[len(rows) - len(order) :] = order
-        rate[view.paused] *= self.paused_share
-        demand, within_s = _demand(
+        rate, full_s = self._promised(view, rows, halfway)
+        yields = rate[first:] * full_s > 1.0
+        if yields.any():
+            yields &= view.now - view.arrived.take(order) < self.yields_s
+            later = first + yields.argsort(kind="stable")
+            rows[first:], rate[first:] = rows.take(later), rate.take(later)
+        np.multiply(rate, self.paused_share, out=rate, where=view.paused.take(rows))
+        demand = _Demand.of(
             view,
             rows,
             remaining=remaining,
             prefill=prefill,
             rate=rate,
             keep_s=self.keep_s,
-            streams=len(rows) - len(order) + 1,
+            streams=first + 1,
         )
-        first = len(rows) - len(order)
         weight = view.weight.take(rows)
         counted = np.zeros(len(rows))
         passed = np.zeros(len(rows), dtype=bool)
         for level in sorted(set(weight[first:].tolist()), reverse=True):
             counted[:first] = weight[:first] >= level
             candidates = first + np.flatnonzero(weight[first:] == level)
-            count = self._largest(view, demand, within_s, counted, candidates)
+            count = self._largest(view, demand, counted, candidates)
             counted[candidates[:count]] = passed[candidates[:count]] = True
         rows_passed: list[int] = rows[passed].tolist()
         return rows_passed
 
-    def _promised(self, view: EngineView, mean_context: float) -> tuple[Floats, float]:
-        """The rate that each row is counted with, and a step of a full batch.
+    def _promised(self, view: EngineView, rows: Ints, mean_context: float) -> tuple[Floats, float]:
+        """The rate that each of `rows` is counted with, and a step of a full batch.
 
         With b of its B streams a batch makes a share of what a full one makes: b / (base + b slope), of
         B / (base + B slope). Solved for b / B where that share is `_NARROWEST`.
@@ -92,22 +94,23 @@ class Gate:
         full_s, base_s = view.costs.decode_s(places, places * mean_context), view.costs.decode_s(0, 0.0)
         narrowest = _NARROWEST * base_s / (full_s - _NARROWEST * (full_s - base_s))
         shortest_s = base_s + narrowest * (full_s - base_s)
-        return np.where(view.rate * shortest_s > 1.0, np.minimum(view.rate, 1.0 / full_s), view.rate), full_s
+        rate = view.rate.take(rows)
+        np.minimum(rate, 1.0 / full_s, out=rate, where=rate * shortest_s > 1.0)
+        return rate, full_s
 
-    def _largest(
-        self, view: EngineView, demand: Floats, within_s: Floats, counted: Floats, candidates: Ints
-    ) -> int:
+    def _largest(self, view: EngineView, demand: _Demand, counted: Floats, candidates: Ints) -> int:
         """How many of `candidates`, from the first, fit in all horizons on top of those `counted`."""
-        planes, horizons = demand.shape[:2]
-        sums = np.empty((planes + 1, horizons, len(candidates) + 1))
-        sums[:-1, :, 1:] = demand.take(candidates, axis=2)
-        np.matmul(demand, counted, out=sums[:-1, :, 0])
-        most = sums[-1]
-        (demand[0] * counted).max(axis=1, out=most[:, 0])
-        most[:, 1:] = sums[0, :, 1:]
-        np.maximum.accumulate(most, axis=1, out=most)
-        most /= within_s[:, None]
-        sums[:-1].cumsum(axis=2, out=sums[:-1])
+        sums = np.empty((4, len(_HORIZONS), len(candidates) + 1))
+        np.matmul(demand.planes, counted, out=sums[:2, :, 0])
+        sums[:2, :, 1:] = demand.planes.take(candidates, axis=2)
+        np.matmul(demand.prefill_s, counted[demand.prefilled :], out=sums[2, :, 0])
+        sums[2, :, 1:] = demand.prefill_s.take(candidates - demand.prefilled, axis=1)
+        pace, tokens = sums[3], demand.planes[0]
+        (tokens if counted.min() > 0 else tokens * counted).max(axis=1, out=pace[:, 0])
+        pace[:, 1:] = sums[0, :, 1:]
+        np.maximum.accumulate(pace, axis=1, out=pace)
+        pace /= demand.within_s[:, None]
+        sums[:3].cumsum(axis=2, out=sums[:3])
         streams = int(counted.sum())
         low, high = 0, len(candidates)
         while low < high:
@@ -150,51 +153,61 @@ class Gate:
         return max(int(places * (1.0 / pace - base_s) / (full_s - base_s)), 1)
 
 
-def _demand(
-    view: EngineView,
-    rows: Ints,
-    *,
-    remaining: Floats,
-    prefill: Line,
-    rate: Floats,
-    keep_s: float,
-    streams: int,
-) -> tuple[Floats, Floats]:
-    """Within each horizon (second axis), of each row (third axis), three things.
+class _Demand(NamedTuple):
+    """What rows ask of the engine within each horizon."""
 
-    Tokens to be generated, so that its reader does not run dry. Its context half-way, times those tokens:
-    summed and divided by the tokens, the mean that memory must hold. And seconds of prefill.
+    planes: Floats
+    """By horizon and row: tokens to be generated, so that its reader does not run dry; and its context
+    half-way, times those tokens: summed and divided by the tokens, the mean that memory must hold."""
+    prefill_s: Floats
+    """By horizon and row, of the last rows: those from `prefilled` on. The others need no prefill."""
+    prefilled: int
+    within_s: Floats
+    """For each horizon, the seconds in which those tokens are to be generated: a turn longer than it."""
 
-    With them, for each horizon, the seconds in which those tokens are to be generated: a turn longer than it.
-    """
-    planes = _planes(len(rows))
-    tokens, context, prefill_s = planes
-    left, rates = remaining.take(rows), rate.take(rows)
-    np.multiply(_HALVES_S, rates, out=context)
-    np.minimum(context, left, out=context)
-    context += view.context.take(rows)
-    # Contexts grow: streams that all fit when they are let in take turns later on.
-    turns = streams / np.minimum(view.kv_tokens / (context.sum(axis=1) / len(rows)), view.max_running) - 1.0
-    keep = np.where(turns > 0, keep_s * np.maximum(turns, 1.0), 0.0)
-    within_s = HORIZONS_S + keep
-    np.multiply(within_s[:, None], rates, out=tokens)
-    tokens -= view.buffered.take(rows)
-    np.minimum(tokens, left, out=tokens)
-    np.maximum(tokens, 0.0, out=tokens)
-    context *= tokens
-    missing = view.prefill.take(rows)
-    # A prefill is cut into chunks between decode steps: one longer than a horizon does not fill it.
-    np.minimum(prefill.of(missing) * (missing > 0), _HALVES_S, out=prefill_s)
-    return planes, within_s
+    @classmethod
+    def of(
+        cls,
+        view: EngineView,
+        rows: Ints,
+        *,
+        remaining: Floats,
+        prefill: Line,
+        rate: Floats,
+        keep_s: float,
+        streams: int,
+    ) -> _Demand:
+        """`rate`: that with which each row is counted."""
+        tokens, context = planes = _planes(len(rows))
+        left = remaining.take(rows)
+        np.multiply(_HALVES_S, rate, out=context)
+        np.minimum(context, left, out=context)
+        context += view.context.take(rows)
+        # Contexts grow: streams that all fit when they are let in take turns later on.
+        places = np.minimum(view.kv_tokens / (context.sum(axis=1) / len(rows)), view.max_running)
+        turns = streams / places - 1.0
+        keep = np.where(turns > 0, keep_s * np.maximum(turns, 1.0), 0.0)
+        within_s = HORIZONS_S + keep
+        np.multiply(within_s[:, None], rate, out=tokens)
+        tokens -= view.buffered.take(rows)
+        np.minimum(tokens, left, out=tokens)
+        np.maximum(tokens, 0.0, out=tokens)
+        context *= tokens
+        missing = view.prefill.take(rows)
+        prefilled = min(int((missing > 0).argmax()), streams - 1)
+        missing = missing[prefilled:]
+        # A prefill is cut into chunks between decode steps: one longer than a horizon does not fill it.
+        prefill_s = np.minimum(prefill.of(missing) * (missing > 0), _HALVES_S)
+        return cls(planes, prefill_s, prefilled, within_s)
 
 
 def _planes(rows: int) -> Floats:
-    """Three times one number for each horizon and row, until the next call in this thread.
+    """Twice one number for each horizon and row, until the next call in this thread.
 
     Fresh memory of this size comes from the kernel page by page, which takes longer than all the sums.
     """
-    size = 3 * len(_HORIZONS) * rows
+    size = 2 * len(_HORIZONS) * rows
     room: Floats | None = getattr(_scratch, "room", None)
     if room is None or len(room) < size:
         room = _scratch.room = np.empty(2 * size)
-    return room[:size].reshape(3, len(_HORIZONS), rows)
+    return room[:size].reshape(2, len(_HORIZONS), rows)

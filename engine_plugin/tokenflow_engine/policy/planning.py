@@ -77,7 +77,7 @@ class Planning:
         if self._nobody_gains():
             return Plan(stock=True, next_at=self.view.now + self.options.poll_s)
         if self.draft.soon < 0:
-            free_memory(self.draft, self.victims.rank)
+            free_memory(self.draft, self.victims.in_turn)
         passing = self._passing_newcomers()
         self._serve_starving()
         self._return_due()

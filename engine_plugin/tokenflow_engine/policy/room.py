@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 
-from tokenflow_engine.policy.base import EngineView, Floats, Ints, Phase, Reason
+from tokenflow_engine.policy.base import Bools, EngineView, Ints, Phase, Reason
 from tokenflow_engine.policy.draft import Draft
-from tokenflow_engine.policy.rows import ascending, paged
+from tokenflow_engine.policy.rows import paged
 
 __all__ = ["free_memory", "wake", "why_gone"]
 
@@ -20,21 +22,22 @@ def why_gone(view: EngineView, row: int) -> Reason:
     return Reason.PAUSED if view.paused[row] else Reason.AHEAD
 
 
-def free_memory(draft: Draft, rank: Floats) -> None:
-    """Evict until the batch can take its next steps: parked streams, then running ones, lowest `rank` first.
+def free_memory(draft: Draft, in_turn: Callable[[Bools], Iterable[int]]) -> None:
+    """Evict until the batch can take its next steps: parked streams, then running ones.
 
-    The last in the batch stays while it can take one step: evicting it would make no room for anybody else's.
+    `in_turn` puts rows in the order in which they are to go. The last in the batch stays while it can take
+    one step: evicting it would make no room for anybody else's.
     """
     if draft.soon >= 0:
         return
     view = draft.view
     may_go = view.may_park & (view.owned > 0)
     batch = int(np.count_nonzero(view.in_batch))
-    for row in ascending(rank, np.flatnonzero(may_go & view.parked)):
+    for row in in_turn(may_go & view.parked):
         draft.evict(row, Reason.MEMORY)
         if draft.soon >= 0:
             return
-    for row in ascending(rank, np.flatnonzero(may_go & view.running)):
+    for row in in_turn(may_go & view.running):
         if batch == 1 and _can_step_alone(draft, row):
             return
         draft.evict(row, Reason.MEMORY)

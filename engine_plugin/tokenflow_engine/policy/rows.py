@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tokenflow_engine.policy.base import Floats, Ints
+from tokenflow_engine.policy.base import Bools, Floats, Ints
 
-__all__ = ["ascending", "heaviest_first", "lowest", "paged"]
+__all__ = ["ascending", "heaviest_first", "lowest", "lowest_first", "paged"]
 
 _FEW = 32
 
@@ -38,6 +38,11 @@ def ascending(keys: Floats, rows: Ints) -> Iterator[int]:
         yield from lowest(keys, rows, len(rows))[_FEW:].tolist()
 
 
+def lowest_first(keys: Floats) -> Callable[[Bools], Iterator[int]]:
+    """What puts some rows `ascending`."""
+    return lambda rows: ascending(keys, np.flatnonzero(rows))
+
+
 def heaviest_first(urgency: Floats, weight: Floats, rows: Ints, most: int) -> Ints:
     """At most `most` of `rows`, all of a heavier class before any of a lighter one, the most urgent first.
 
@@ -46,9 +51,11 @@ def heaviest_first(urgency: Floats, weight: Floats, rows: Ints, most: int) -> In
     first = rows[:0]
     while len(first) < most and len(rows):
         weights = weight.take(rows)
-        lighter = weights < weights.max()
-        if not lighter.any():
-            return np.concatenate([first, lowest(urgency, rows, most - len(first))])
+        heaviest = weights.max()
+        if weights.min() == heaviest:
+            last = lowest(urgency, rows, most - len(first))
+            return np.concatenate([first, last]) if len(first) else last
+        lighter = weights < heaviest
         first = np.concatenate([first, lowest(urgency, rows[~lighter], most - len(first))])
         rows = rows[lighter]
     return first

@@ -53,7 +53,7 @@ def slacks(view: EngineView, *, patience_s: float) -> Floats:
         view.buffered / np.maximum(view.rate_high, 1e-6),
         view.ttft_target - (view.now - view.arrived),
     )
-    slack[view.paused & has_started] = np.inf
+    np.copyto(slack, np.inf, where=view.paused & has_started)
     machine = view.machine
     if machine.any():
         out = view.outside
@@ -73,7 +73,7 @@ def return_costs(view: EngineView, *, load: Line, prefill: Line) -> Floats:
     cost = load.of(view.context)
     waiting = np.flatnonzero(view.phase == _WAITING)
     cost[waiting] = prefill.of(view.prefill.take(waiting))
-    cost[view.parked] = 0.0
+    np.copyto(cost, 0.0, where=view.parked)
     return cost
 
 

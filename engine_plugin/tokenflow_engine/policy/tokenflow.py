@@ -16,7 +16,7 @@ import numpy as np
 from tokenflow_engine.policy.base import Bools, EngineView, Floats, Ints, Phase, Plan, Reason
 from tokenflow_engine.policy.draft import Draft
 from tokenflow_engine.policy.room import free_memory, wake
-from tokenflow_engine.policy.rows import lowest
+from tokenflow_engine.policy.rows import lowest, lowest_first
 from tokenflow_engine.policy.slack import Line, expected_remaining, return_costs, slacks
 from tokenflow_engine.policy.ticks import Ticks
 from tokenflow_engine.policy.turns import Turns
@@ -92,7 +92,7 @@ class TokenFlow:
 
     def _first_come(self, view: EngineView, draft: Draft, line: Ints) -> None:
         """The paper's fallback. Memory-aware: room for half of what all are expected to generate."""
-        free_memory(draft, -view.arrived)
+        free_memory(draft, lowest_first(-view.arrived))
         remaining = expected_remaining(view, tail=0.0)
         growth = float(remaining[view.in_batch].sum())
         waiting = view.phase == Phase.WAITING
@@ -110,7 +110,7 @@ class TokenFlow:
         """Steps 1 and 2 of one tick, after `late` has had its turn."""
         utility = self._marginal(view)
         stays = self._turns.stays(view)
-        free_memory(draft, utility + (utility.max() + 1.0) * stays)
+        free_memory(draft, lowest_first(utility + (utility.max() + 1.0) * stays))
         if late is not None and not self._turns.give(draft, late, utility):
             return
         load, prefill = Line.through(view.costs.load_s), Line.through(view.costs.prefill_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
 from itertools import islice
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 from tokenflow_engine.policy.base import Bools, EngineView, Floats, Phase
 from tokenflow_engine.policy.draft import Draft
 from tokenflow_engine.policy.room import why_gone
-from tokenflow_engine.policy.rows import lowest
+from tokenflow_engine.policy.rows import ascending, lowest
 
 __all__ = ["Victims"]
 
@@ -120,6 +121,14 @@ class Victims:
         """Of all rows: the lowest go first, those that have just come after all others."""
         rank: Floats = self._keys + 2 * _FAR_S * self._young
         return rank
+
+    def in_turn(self, rows: Bools) -> Iterator[int]:
+        """All of `rows`, lowest `rank` first; for who mostly needs only the first few."""
+        first = [row for row, *_ in self._settled if rows.item(row)]
+        yield from first
+        others = rows.copy()
+        others[first] = False
+        yield from ascending(self.rank, np.flatnonzero(others))
 
     def likeliest(self, count: int) -> list[int]:
         """Rows that would go first."""

@@ -6,8 +6,9 @@ held) is filled in when somebody plans, not at every step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,16 +49,18 @@ _COLUMNS: dict[str, Any] = {
     "synced": np.int64,
     "asked_at": np.float64,  # infinite while nothing of it is on the device
 }
-_NOT_VIEWED = {"alive", "reason", "speed", "readable", "asked_at"}
-"""What no view is made of."""
 _FIRST_CAPACITY = 256
 _PRIOR_OUTPUT = 256
 """Tokens: how long an answer is taken to be before any has ended."""
 _READ_ON_S = 0.03
 """What a reader has read of tokens that came in the meantime is looked at so often."""
+_TEND_S = 0.03
+"""The memory of some requests is looked at so often."""
+_AVERAGE_S = 0.15
+"""How long answers get is worked out so often."""
 _ASK_EVERY_S = 0.5
 _ASK_AT_ONCE = 16
-"""Requests whose memory one view asks the engine about, besides those that are being written: it takes
+"""Requests whose memory the engine is asked about at one time, besides those that are being written: it takes
 microseconds for each, and what is shared changes rarely."""
 _RUNNING, _PARKED, _OFFLOADED, _LOADING, _PREFILLING, _WAITING = (
     int(phase)
@@ -100,6 +103,116 @@ class Device(NamedTuple):
     mixed: bool = False
 
 
+def _as_it_is(name: str) -> Any:
+    """A column of a view that is one of the table's, read when it is first asked for."""
+    return cached_property(lambda view: view._columns[name].take(view._rows))
+
+
+class _View(EngineView):
+    """Rows of a table. Plans leave out most of a crowd, and ask little of those whom they leave out."""
+
+    _columns: Mapping[str, NDArray[Any]]
+    _rows: NDArray[np.int64]
+    _left_to_prefill: Callable[[int], int]
+    _engine: Mapping[str, Any]
+
+    def __init__(
+        self,
+        columns: Mapping[str, NDArray[Any]],
+        rows: NDArray[np.int64],
+        *,
+        left_to_prefill: Callable[[int], int],
+        engine: Mapping[str, Any],
+    ) -> None:
+        """`left_to_prefill`: tokens of a row that is being prefilled. `engine`: what is no column."""
+        self.__dict__.update(
+            engine, _columns=columns, _rows=rows, _left_to_prefill=left_to_prefill, _engine=engine
+        )
+
+    phase = _as_it_is("phase")
+    arrived = _as_it_is("arrived")
+    generated = _as_it_is("generated")
+    max_output = _as_it_is("max_output")
+    rate = _as_it_is("rate")
+    rate_low = _as_it_is("rate_low")
+    rate_high = _as_it_is("rate_high")
+    paused = _as_it_is("paused")
+    machine = _as_it_is("machine")
+    weight = _as_it_is("weight")
+    ttft_target = _as_it_is("ttft_s")
+    lead_cap = _as_it_is("lead_cap_s")
+    since = _as_it_is("since")
+    preemptions = _as_it_is("preemptions")
+    _prompt = _as_it_is("prompt")
+    _shared = _as_it_is("shared")
+    _synced = _as_it_is("synced")
+    _consumed = _as_it_is("consumed")
+    _request_may_park = _as_it_is("may_park")
+    _reader_may_park = _as_it_is("reader_may_park")
+
+    def part(self, rows: NDArray[np.int64]) -> EngineView:
+        return _View(
+            self._columns,
+            self._rows.take(rows),
+            left_to_prefill=self._left_to_prefill,
+            engine=self._engine,
+        )
+
+    @cached_property
+    def context(self) -> NDArray[np.int64]:
+        tokens: NDArray[np.int64] = self._prompt + self.generated
+        return tokens
+
+    @cached_property
+    def owned(self) -> NDArray[np.int64]:
+        page = self.page_tokens
+        tokens: NDArray[np.int64] = self.context if page == 1 else -(-self.context // page) * page
+        tokens = np.maximum(tokens - self._shared, 0)
+        tokens *= (self.phase == _RUNNING) | (self.phase == _PARKED) | (self.phase == _LOADING)
+        return tokens
+
+    @cached_property
+    def synced(self) -> NDArray[np.int64]:
+        tokens: NDArray[np.int64] = np.minimum(self._synced, self.owned)
+        return tokens
+
+    @cached_property
+    def buffered(self) -> NDArray[np.float64]:
+        return np.where(self.machine, 0.0, self.generated - self._consumed)
+
+    @cached_property
+    def may_park(self) -> NDArray[np.bool_]:
+        rows: NDArray[np.bool_] = self._request_may_park & self._reader_may_park
+        return rows
+
+    @cached_property
+    def prefill(self) -> NDArray[np.int64]:
+        left: NDArray[np.int64] = np.maximum(self.context, 1)
+        left *= self.phase == _WAITING
+        for row in np.flatnonzero(self.phase == _PREFILLING).tolist():
+            left[row] = self._left_to_prefill(self._rows.item(row))
+        return left
+
+
+class _Names(Sequence[str]):
+    """The rid of each row of a view: a plan names a few of thousands."""
+
+    def __init__(self, rids: list[str], rows: NDArray[np.int64]) -> None:
+        self._rids, self._rows = rids, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[str]: ...
+    def __getitem__(self, at: int | slice) -> str | list[str]:
+        if isinstance(at, slice):
+            return [self._rids[row] for row in self._rows[at].tolist()]
+        return self._rids[self._rows.item(at)]
+
+
 class Table:
     """One row a request, in order of arrival. Times are monotonic seconds."""
 
@@ -132,6 +245,8 @@ class Table:
         """Our rows, for each of the last view's."""
         self._writing: list[str] = []
         self._read_on_at = 0.0
+        self._tended_at = self._averaged_at = -np.inf
+        self._mean_output = float(_PRIOR_OUTPUT)
         self._ended = EndedOutputs()
 
     def __len__(self) -> int:
@@ -235,9 +350,11 @@ class Table:
         columns["consumed"][row] = generated - reader.buffered
 
     def pass_time(self, now: float) -> None:
-        """Readers read on; to be called at every step."""
+        """Readers read on, and what changes slowly is looked at; for steps without a view."""
         if now - self._read_on_at >= _READ_ON_S:
             self._read_on(now)
+        if now - self._tended_at >= _TEND_S:
+            self._tend(now)
 
     def planned(self, plan: Plan) -> list[str]:
         """Take in what a plan for the last view says; the rids of those of whom it says something new."""
@@ -277,60 +394,21 @@ class Table:
         phase, alive = self._columns["phase"][: self._count], self._columns["alive"][: self._count]
         return not bool((alive & (phase != _RUNNING)).any())
 
-    def view(self, *, now: float, device: Device, costs: Costs) -> tuple[EngineView, list[str]]:
-        """The engine at `now`, and the rid of each row."""
+    def view(self, *, now: float, device: Device, costs: Costs) -> tuple[EngineView, Sequence[str]]:
+        """The engine at `now`, and the rid of each row. To be used before anything else happens."""
         self._read_on(now)
-        self._ask(now)
-        self._viewed = alive = np.flatnonzero(self._columns["alive"][: self._count])
-        ids = list(self._rows)
-        column = {
-            name: values.take(alive) for name, values in self._columns.items() if name not in _NOT_VIEWED
-        }
-        phase, generated = column["phase"], column["generated"]
-        context = column["prompt"] + generated
-        page = device.page_tokens
-        on_device = (phase == _RUNNING) | (phase == _PARKED) | (phase == _LOADING)
-        owned = (context if page == 1 else -(-context // page) * page) - column["shared"]
-        np.maximum(owned, 0, out=owned)
-        owned *= on_device
-        view = EngineView(
-            now=now,
-            **device._asdict(),
-            costs=costs,
-            mean_output=expected_output(generated, self._ended, prior_tokens=_PRIOR_OUTPUT),
-            phase=phase,
-            arrived=column["arrived"],
-            prefill=self._to_prefill(ids, phase, context),
-            context=context,
-            owned=owned,
-            synced=np.minimum(column["synced"], owned),
-            generated=generated,
-            max_output=column["max_output"],
-            buffered=np.where(column["machine"], 0.0, generated - column["consumed"]),
-            rate=column["rate"],
-            rate_low=column["rate_low"],
-            rate_high=column["rate_high"],
-            paused=column["paused"],
-            machine=column["machine"],
-            weight=column["weight"],
-            ttft_target=column["ttft_s"],
-            lead_cap=column["lead_cap_s"],
-            may_park=column["may_park"] & column["reader_may_park"],
-            since=column["since"],
-            preemptions=column["preemptions"],
-        )
-        return view, ids
+        if now - self._tended_at >= _TEND_S:
+            self._tend(now)
+        self._viewed = np.flatnonzero(self._columns["alive"][: self._count])
+        engine = {**device._asdict(), "now": now, "costs": costs, "mean_output": self._mean_output}
+        view = _View(self._columns, self._viewed, left_to_prefill=self._left_to_prefill, engine=engine)
+        return view, _Names(self._rids, self._viewed)
 
-    def _to_prefill(
-        self, ids: list[str], phase: NDArray[np.int8], context: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        left: NDArray[np.int64] = np.maximum(context, 1)
-        left *= phase == _WAITING
-        for row in np.flatnonzero(phase == _PREFILLING).tolist():
-            req = self._reqs.get(ids[row])
-            done = 0 if req is None else req.extend_end or 0
-            left[row] = max(0, context.item(row) - done)
-        return left
+    def _left_to_prefill(self, row: int) -> int:
+        req = self._reqs.get(self._rids[row])
+        done: int = 0 if req is None else req.extend_end or 0
+        context: int = self._columns["prompt"].item(row) + self._columns["generated"].item(row)
+        return max(0, context - done)
 
     def _read_on(self, now: float) -> None:
         """As `VirtualBuffer` does: between two looks a reader reads what was there at the first."""
@@ -341,6 +419,16 @@ class Table:
         read = consumed + passed_s * columns["speed"][rows]
         np.minimum(read, columns["readable"][rows], out=consumed)
         columns["readable"][rows] = columns["generated"][rows]
+
+    def _tend(self, now: float) -> None:
+        """What a view need not be exact in; between two views, so that none has to wait for it."""
+        self._tended_at = now
+        self._ask(now)
+        if now - self._averaged_at >= _AVERAGE_S:
+            self._averaged_at = now
+            alive = np.flatnonzero(self._columns["alive"][: self._count])
+            generated = self._columns["generated"].take(alive)
+            self._mean_output = expected_output(generated, self._ended, prior_tokens=_PRIOR_OUTPUT)
 
     def _ask(self, now: float) -> None:
         """Ask the engine about the memory of those not asked about for long, and of those being written."""

@@ -6,8 +6,9 @@ import http.client
 import json
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 
-__all__ = ["first_model", "is_ready"]
+__all__ = ["first_model", "is_ready", "wants_key"]
 
 TIMEOUT_S = 2.0
 # A proxy of the environment is for the world outside, not for this machine.
@@ -30,3 +31,14 @@ def first_model(base_url: str) -> str | None:
             return str(json.load(answer)["data"][0]["id"])
     except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError, LookupError):
         return None
+
+
+def wants_key(base_url: str) -> bool:
+    """Whether an OpenAI-compatible server refuses who has no key."""
+    try:
+        with _opener.open(f"{base_url}/v1/models", timeout=TIMEOUT_S):
+            return False
+    except urllib.error.HTTPError as error:
+        return error.code == HTTPStatus.UNAUTHORIZED
+    except (urllib.error.URLError, http.client.HTTPException, OSError):
+        return False

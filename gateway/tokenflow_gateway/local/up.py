@@ -17,7 +17,7 @@ from tokenflow_gateway.local.install import install
 from tokenflow_gateway.local.logfile import open_log
 from tokenflow_gateway.local.machine import Device, Machine
 from tokenflow_gateway.local.model import EMBEDDED_MODEL, resolve
-from tokenflow_gateway.local.probe import first_model
+from tokenflow_gateway.local.probe import first_model, wants_key
 from tokenflow_gateway.local.process import run_logged
 from tokenflow_gateway.local.progress import Progress
 from tokenflow_gateway.local.service import Service
@@ -164,6 +164,7 @@ class Up:
             "stream": True,
             "messages": [{"role": "user", "content": "What is the capital of France?"}],
         }
+        key = "-H 'Authorization: Bearer YOUR_KEY' " if wants_key(base) else ""
         return (
             f"\nTokenFlow is ready.\n"
             f"  API        {base}/v1\n"
@@ -171,7 +172,7 @@ class Up:
             f"  Logs       {self._home.logs}\n"
             f"Try it:\n"
             f"  curl -N {base}/v1/chat/completions -H 'Content-Type: application/json' "
-            f"-d '{json.dumps(question)}'\n"
+            f"{key}-d '{json.dumps(question)}'\n"
             f"Ctrl-C ends everything.\n"
         )
 

@@ -8,6 +8,8 @@ streams that are far enough ahead (`victims`).
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from tokenflow_engine.policy.base import Bools, EngineView, Floats, Ints, Phase, Place, Plan, Reason
@@ -49,7 +51,6 @@ class Planning:
         self.step_s = view.costs.decode_s(max(self.batch, 1), self.context)
         self.least_s = max(_LEAST_S, _LEAST_STEPS * self.step_s)
         self.slack = slacks(view, patience_s=options.patience_s)
-        self.urgency = urgencies(self.slack, view.weight)
         self.costs = return_costs(view, load=self.load, prefill=self.prefill)
         self.remaining = expected_remaining(view, tail=options.tail)
         self.passes = Passes(view, options, slack=self.slack, step_s=self.step_s, prefill=self.prefill)
@@ -157,7 +158,7 @@ class Planning:
         if not new.any():
             return []
         self._again_in(options.poll_s)
-        order = heaviest_first(self.urgency, view.weight, np.flatnonzero(new), options.most)
+        order = heaviest_first(self.slack, view.weight, np.flatnonzero(new), options.most)
         inside = (view.started | ~view.outside) & ~view.machine
         if self.all_fit or not inside.any():
             everybody: list[int] = order.tolist()
@@ -249,11 +250,12 @@ class Planning:
 
     def _beyond_cap(self) -> Bools:
         options = self.options
-        caps = np.minimum(self.view.lead_cap, options.lead_cap_s)
-        if options.lead_cap_share == _INFINITY and not np.isfinite(caps).any():
+        least_s = min(float(self.view.lead_cap.min(initial=_INFINITY)), options.lead_cap_s)
+        if least_s == options.lead_cap_share == _INFINITY:
             return np.zeros(len(self.view), dtype=bool)
         if not (self.view.outside & (self.view.phase != _PARKED)).any():
             return np.zeros(len(self.view), dtype=bool)
+        caps = np.minimum(self.view.lead_cap, options.lead_cap_s)
         answer_s = (self.view.generated + self.remaining) / self.view.rate
         return self.slack > np.minimum(caps, options.lead_cap_share * answer_s)
 
@@ -426,6 +428,11 @@ class Planning:
             return Place.LOAD
         prefill_s = self.prefill.base_s + self.prefill.per_token_s * self.view.context.item(row)
         return Place.RECOMPUTE if max(self.batch, 1) * prefill_s < self.costs.item(row) else Place.LOAD
+
+    @cached_property
+    def urgency(self) -> Floats:
+        """See `urgencies`."""
+        return urgencies(self.slack, self.view.weight)
 
     def _first(self, mask: Bools) -> list[int]:
         rows: Ints = np.flatnonzero(mask)

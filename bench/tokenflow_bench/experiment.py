@@ -37,7 +37,9 @@ _PARTS = ("quick", "setups", "policies", "loads", "pauses", "ablation", "idle", 
 
 @click.command()
 @click.option("--quick", is_flag=True, help="The tiny model, stock and adaptive, one round; writes no page.")
-@click.option("--runs", type=click.IntRange(min=1), help="Rounds of each table; 5, or 1 with --quick.")
+@click.option(
+    "--runs", type=click.IntRange(min=1), help="Rounds of each table; 5, or 1 with --quick, 70 with --idle."
+)
 @click.option("--setup", "setups", type=click.Choice(list(SETUPS)), multiple=True, help="By default all.")
 @click.option(
     "--policy", "policies", multiple=True, help="By default the set-up's; stock is always among them."
@@ -132,7 +134,7 @@ def _idle(given: dict[str, Any]) -> dict[str, Any]:
         for name in given["setups"] or (_SMALL,)
         for table in idle.measure(
             SETUPS[name],
-            pairs=given["runs"] or 10,
+            pairs=given["runs"] or 70,
             seed=given["seed"],
             threads=given["threads"],
             say=_say,

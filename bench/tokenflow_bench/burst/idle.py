@@ -2,7 +2,8 @@
 
 Streams fit into memory with room to spare, they come one after the other, and the engine writes faster than
 they are read, so that no policy has anything to give. Each pair runs the same texts on both engines, one
-after the other, the next pair in the other order: what the machine does meanwhile hits both alike.
+after the other, the next pair in the other order. Runs take seconds and pairs are many: a machine's speed
+changes within minutes, by more than what is looked for.
 
 A first token beside other streams waits for the pass under way, which is chance. So it is also measured
 with one stream at a time, in turns that are moments apart.
@@ -34,22 +35,28 @@ from tokenflow_bench.burst.rounds import run_async
 from tokenflow_bench.burst.setups import Setup
 from tokenflow_bench.burst.turns import turns
 from tokenflow_bench.load.asks import asks_of
-from tokenflow_bench.load.driver import Client, Drive, drive
+from tokenflow_bench.load.driver import Ask, Client, Drive, drive
 from tokenflow_bench.spread import median_interval
 from tokenflow_bench.tables import Table, number
 
 __all__ = ["COMPARED", "Pairs", "measure", "ratios", "table_of"]
 
-_STREAMS = 16
+_STREAMS = {"tiny": 16, "smollm2": 4}
+"""Of a run with each set-up."""
 _ROOM = 2.0
 """KV memory, in what all streams take at their ends: enough for the policy to leave the engine alone."""
-_GAP_S = 0.4
-"""Between two arrivals: a prompt is prefilled before the next one comes."""
+_GAP_S = {"tiny": 0.05, "smollm2": 0.4}
+"""Between two arrivals: a prompt is prefilled before the next one comes, so there is nothing to schedule."""
+_DECODE_S = 3.0
+"""What a stream's tokens take in a full batch: with less, the middle of a run is without some streams."""
+_LEAST_OUTPUT = 16
 _READS = 0.5
 """Of what the engine writes to each stream, what its reader reads: nobody is ever about to run dry."""
 _HORIZON_S = 240.0
-_REST_S = 3.0
-"""Without requests, to see what an idle engine burns."""
+_IDLE_S = 15.0
+"""Without requests, before the first pair and after the last one, to see what an idle engine burns."""
+_SAY_EVERY = 10
+"""Pairs."""
 _ALONE = 200
 """First tokens of each engine with nothing beside them."""
 _ALONE_OUTPUT = 4
@@ -98,12 +105,9 @@ class _Side:
     engine: RealEngine
     client: Client
 
-    def rest(self) -> float:
-        """Wait until nothing runs, forget cached prefixes; cores burnt in a moment without requests."""
-        wait_until(self._flush, timeout_s=60, what="nothing runs", every_s=0.1)
-        before = group_cpu_s(self.engine.pid)
-        time.sleep(_REST_S)
-        return (group_cpu_s(self.engine.pid) - before) / _REST_S
+    def settle(self) -> None:
+        """Wait until nothing runs, forget cached prefixes."""
+        wait_until(self._flush, timeout_s=60, what="nothing runs", every_s=0.02)
 
     def _flush(self) -> bool:
         request = urllib.request.Request(f"{self.engine.base_url}/flush_cache", data=b"")  # noqa: S310
@@ -125,9 +129,9 @@ def _compare(
     compared: Pairs, setup: Setup, pairs: int, seed: int, threads: int | None, say: Callable[[str], None]
 ) -> dict[str, Any]:
     cores = Cores(threads=threads or setup.threads)
-    kv_tokens = int(_ROOM * _STREAMS * 1.25 * (2 * setup.prompt_words + setup.output)) // 16 * 16
+    streams = _STREAMS[setup.name]
+    kv_tokens = int(_ROOM * streams * 1.25 * (2 * setup.prompt_words + setup.output)) // 16 * 16
     figures: dict[str, list[dict[str, float]]] = {compared.first: [], compared.second: []}
-    say(f"{setup.name}, {compared.title}: {pairs} pairs of {_STREAMS} streams")
     with ExitStack() as stack:
         sides = [
             stack.enter_context(_side(name, setup, kv_tokens, cores, {**compared.env, **env}))
@@ -137,27 +141,42 @@ def _compare(
             )
         ]
         this_process(cores.others)
-        speed = min(_run(side, setup, setup.rate, seed, "warm-up ")["tokens_per_s"] for side in sides)
-        rate = _READS * speed / _STREAMS
+        warm_up = _asks(setup, setup.rate, setup.output, seed, "warm-up ")
+        speed = min(_run(side, warm_up)["tokens_per_s"] for side in sides) / streams
+        rate, output = _READS * speed, min(max(round(_DECODE_S * speed), _LEAST_OUTPUT), setup.output)
+        say(f"{setup.name}, {compared.title}: {pairs} pairs of {streams} streams of {output} tokens")
+        idle_cores = [_idle_cores(sides)]
         for number, side in turns(sides, pairs):
-            shown = _run(side, setup, rate, seed + number, f"pair {number} ")
-            figures[side.name].append(shown)
-            say(
-                f"  pair {number + 1}/{pairs}, {side.name}: {shown['tokens_per_s']:.1f} tokens/s, "
-                f"TTFT {1e3 * shown['ttft_mean_s']:.0f} ms, idle {100 * shown['idle_cores']:.1f} % of a core"
-            )
+            asks = _asks(setup, rate, output, seed + number, f"pair {number} ")
+            figures[side.name].append(_run(side, asks))
+            first, second = figures.values()
+            if len(first) == len(second) and len(first) % _SAY_EVERY == 0:
+                said = ", ".join(f"{name} {_sure(values)}" for name, values in ratios(first, second).items())
+                say(f"  {len(first)} of {pairs} pairs: {said}")
+        idle_cores.append(_idle_cores(sides))
         alone = run_async(_first_tokens(sides, setup, rate, seed))
     return {
         "setup": setup.name,
         "title": compared.title,
-        "sides": [compared.first, compared.second],
+        "sides": list(figures),
         "kv_tokens": kv_tokens,
-        "streams": _STREAMS,
+        "streams": streams,
+        "output": output,
         "cores": cores.words(),
         "figures": figures,
         "ratios": ratios(*figures.values()),
-        "alone_s": {side.name: seconds for side, seconds in zip(sides, alone, strict=True)},
+        "idle_cores": dict(zip(figures, zip(*idle_cores, strict=True), strict=True)),
+        "alone_s": dict(zip(figures, alone, strict=True)),
     }
+
+
+def _idle_cores(sides: Sequence[_Side]) -> list[float]:
+    """What each engine burns without requests, at the same time."""
+    for side in sides:
+        side.settle()
+    before = [group_cpu_s(side.engine.pid) for side in sides]
+    time.sleep(_IDLE_S)
+    return [(group_cpu_s(side.engine.pid) - was) / _IDLE_S for side, was in zip(sides, before, strict=True)]
 
 
 async def _first_tokens(sides: Sequence[_Side], setup: Setup, rate: float, seed: int) -> list[list[float]]:
@@ -180,27 +199,28 @@ def ratios(first: list[dict[str, float]], second: list[dict[str, float]]) -> dic
     """Of each pair, the second side's figure over the first's."""
     return {
         name: [b[name] / a[name] for a, b in zip(first, second, strict=True)]
-        for name in ("tokens_per_s", "ttft_mean_s", "ttft_p50_s")
+        for name in ("tokens_per_s", "ttft_mean_s")
     }
 
 
-def _run(side: _Side, setup: Setup, rate: float, seed: int, mark: str) -> dict[str, float]:
-    """One run of all streams, read at `rate` each. Raises `RuntimeError` if one fails."""
-    idle_cores = side.rest()
-    work = setup.burst(_STREAMS, seed=seed)
-    arrived = np.arange(_STREAMS, dtype=np.float64)
-    arrived *= _GAP_S
-    work = replace(work, arrived=arrived, rate=np.full(_STREAMS, rate))
-    run: Drive = run_async(drive(side.client, asks_of(work, seed=seed, mark=mark), horizon_s=_HORIZON_S))
+def _asks(setup: Setup, rate: float, output: int, seed: int, mark: str) -> list[Ask]:
+    """Those of a run: all equally long, so that its middle has a full batch; each read at `rate`."""
+    streams = _STREAMS[setup.name]
+    arrived = _GAP_S[setup.name] * np.arange(streams, dtype=np.float64)
+    work = replace(setup.burst(streams, seed=seed), arrived=arrived, rate=np.full(streams, rate))
+    return [replace(ask, output_tokens=output) for ask in asks_of(work, seed=seed, mark=mark)]
+
+
+def _run(side: _Side, asks: Sequence[Ask]) -> dict[str, float]:
+    """Figures of one run. Raises `RuntimeError` if one fails."""
+    side.settle()
+    run: Drive = run_async(drive(side.client, asks, horizon_s=_HORIZON_S))
     failed = [log for log in run.logs if not log.is_whole]
     if failed:
         raise RuntimeError(f"{side.name}: {len(failed)} streams failed: {failed[0].error or 'too slow'}")
-    ttft_s = sorted(log.token_s[0] - log.due_s for log in run.logs)
     return {
         "tokens_per_s": middle_rate(run.logs),
-        "ttft_mean_s": fmean(ttft_s),
-        "ttft_p50_s": ttft_s[len(ttft_s) // 2],
-        "idle_cores": idle_cores,
+        "ttft_mean_s": fmean(log.token_s[0] - log.due_s for log in run.logs),
     }
 
 
@@ -221,7 +241,8 @@ def _side(name: str, setup: Setup, kv_tokens: int, cores: Cores, env: Mapping[st
             wait_until(
                 lambda: bool(gateway.engine()["linked"]), timeout_s=20, what="gateway and plugin linked"
             )
-        yield _Side(name, engine, Client(url=gateway.base_url, model=_model(gateway.base_url)))
+        url = gateway.base_url
+        yield _Side(name, engine, Client(url=url, model=_model(url), body={"ignore_eos": True}))
 
 
 def _model(url: str) -> str:
@@ -231,14 +252,14 @@ def _model(url: str) -> str:
 
 def table_of(tables: Sequence[Mapping[str, Any]]) -> Table:
     """Ratios of all comparisons: medians, and where those lie with 95 % confidence."""
-    head = ["", "pairs", "throughput", "mean TTFT", "median TTFT", "TTFT alone", "a core, idle"]
+    head = ["", "pairs", "throughput", "mean TTFT", "TTFT alone", "a core, idle"]
     return Table(head, list(map(_row, tables)))
 
 
 def _row(table: Mapping[str, Any]) -> list[str]:
     first, second = table["sides"]
     spreads = [_sure(values) for values in table["ratios"].values()]
-    idle = (fmean(run["idle_cores"] for run in table["figures"][side]) for side in (second, first))
+    idle = (fmean(table["idle_cores"][side]) for side in (second, first))
     return [
         f"{table['setup']}, {table['title']}: {second} / {first}",
         str(len(table["figures"][first])),

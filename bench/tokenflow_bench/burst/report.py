@@ -74,13 +74,14 @@ What the engine did, and the driver:
 _IDLE = """
 ## What the plugin costs where nothing is to be scheduled
 
-Two engines are up at a time and take turns, pair by pair, on the same texts. Streams come one after another,
-memory has room for all of them, and each is read half as fast as the engine writes. Figures are the second
-one's over the first one's of the same pair: the median, and where it lies with 95 % confidence. *TTFT alone*:
-with one stream at a time, each on one engine and then on the other, and the medians in milliseconds. *A core,
-idle*: what each burns while nothing is asked of it. Wanted: with the plugin throughput and TTFT within 1 % of
-the stock engine's, with write-through at most 2 % less throughput. Where what is in brackets is wider than
-that, these pairs do not show whether it is so.
+Two engines are up at a time and take turns of a few seconds, pair by pair, on the same texts. Streams come
+one after another, memory has room for all of them, all answers are equally long, and each is read half as
+fast as the engine writes. Figures are the second one's over the first one's of the same pair: the median, and
+where it lies with 95 % confidence. Throughput counts from a fifth of a turn's tokens to four fifths. *TTFT
+alone*: with one stream at a time, each on one engine and then on the other, and the medians in milliseconds.
+*A core, idle*: what each burns while nothing is asked of it, before the first pair and after the last one.
+Wanted: with the plugin throughput and TTFT within 1 % of the stock engine's, with write-through at most 2 %
+less throughput. Where what is in brackets is wider than that, these pairs do not show whether it is so.
 
 Engine: {cores}.
 

@@ -2,8 +2,9 @@
 
 Streams fit into memory with room to spare, they come one after the other, and the engine writes faster than
 they are read, so that no policy has anything to give. Each pair runs the same texts on both engines, one
-after the other, the next pair in the other order. Runs take seconds and pairs are many: a machine's speed
-changes within minutes, by more than what is looked for.
+after the other. Runs take seconds and pairs are many: a machine's speed changes within minutes, by more than
+what is looked for. The order is always the same, as an engine that has just run is faster: its weights are in
+the cache. So none ever follows itself.
 
 A first token beside other streams waits for the pass under way, which is chance. So it is also measured
 with one stream at a time, in turns that are moments apart.
@@ -41,11 +42,11 @@ from tokenflow_bench.tables import Table, number
 
 __all__ = ["COMPARED", "Pairs", "measure", "ratios", "table_of"]
 
-_STREAMS = {"tiny": 16, "smollm2": 4}
+_STREAMS = {"tiny": 8, "smollm2": 4}
 """Of a run with each set-up."""
 _ROOM = 2.0
 """KV memory, in what all streams take at their ends: enough for the policy to leave the engine alone."""
-_GAP_S = {"tiny": 0.05, "smollm2": 0.4}
+_GAP_S = {"tiny": 0.1, "smollm2": 0.4}
 """Between two arrivals: a prompt is prefilled before the next one comes, so there is nothing to schedule."""
 _DECODE_S = 3.0
 """What a stream's tokens take in a full batch: with less, the middle of a run is without some streams."""
@@ -146,13 +147,14 @@ def _compare(
         rate, output = _READS * speed, min(max(round(_DECODE_S * speed), _LEAST_OUTPUT), setup.output)
         say(f"{setup.name}, {compared.title}: {pairs} pairs of {streams} streams of {output} tokens")
         idle_cores = [_idle_cores(sides)]
-        for number, side in turns(sides, pairs):
+        for number in range(pairs):
             asks = _asks(setup, rate, output, seed + number, f"pair {number} ")
-            figures[side.name].append(_run(side, asks))
-            first, second = figures.values()
-            if len(first) == len(second) and len(first) % _SAY_EVERY == 0:
-                said = ", ".join(f"{name} {_sure(values)}" for name, values in ratios(first, second).items())
-                say(f"  {len(first)} of {pairs} pairs: {said}")
+            for side in sides:
+                figures[side.name].append(_run(side, asks))
+            if (number + 1) % _SAY_EVERY == 0:
+                so_far = ratios(*figures.values())
+                said = ", ".join(f"{name} {_sure(values)}" for name, values in so_far.items())
+                say(f"  {number + 1} of {pairs} pairs: {said}")
         idle_cores.append(_idle_cores(sides))
         alone = run_async(_first_tokens(sides, setup, rate, seed))
     return {

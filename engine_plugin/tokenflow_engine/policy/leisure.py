@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tokenflow_engine.policy.base import EngineView, Phase, Plan
+from tokenflow_engine.policy.base import EngineView, Plan
 from tokenflow_engine.policy.options import Options
 from tokenflow_engine.policy.slack import Line, expected_remaining
 
@@ -13,10 +13,9 @@ __all__ = ["stock_plan"]
 
 def stock_plan(view: EngineView, options: Options) -> Plan | None:
     """The plan that leaves all to the engine, if there is nothing to decide."""
-    out = view.outside
-    if not out.any():
+    if len(view) <= view.max_running and not view.outside.any():  # more are not all inside
         return _of_nobody_outside(view, options)
-    if view.machine.all() and not (out & (view.phase != Phase.WAITING)).any():
+    if view.machine.all() and not view.preempted.any():
         return Plan(stock=True)
     return None
 

@@ -108,7 +108,7 @@ BURST = document(
     tables=[
         {
             "setup": "tiny", "words": "a tiny model", "title": "load 0.8", "load": 0.8, "rounds": 1,
-            "readers": 4, "rate": 5.0, "output": 100, "capacity": 30.0, "fit": 0.5, "flags": [],
+            "readers": [4], "rate": 5.0, "output": 100, "capacity": [30.0], "fit": [0.5], "flags": [],
             "cores": "core 0", "policies": {},
             "cases": {"fcfs": [burst_run(4.0)], "adaptive": [burst_run(1.0)]},
         }

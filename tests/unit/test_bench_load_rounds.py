@@ -82,7 +82,7 @@ def run(
     monkeypatch.setattr(module, "drive", drive)
     cases = [Case(name="stock", policy="fcfs"), Case(name="ours", policy="adaptive", report_every_s=1.0)]
     how = Rounds(
-        between_rounds=lambda: deployment.notes.append("between"),
+        between_rounds=lambda number: deployment.notes.append(f"before {number}"),
         name="test",
         cases=cases,
         rounds=count,
@@ -100,9 +100,9 @@ def run(
 def test_turns_and_their_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settled before each run; in one round both cases get the same requests, in the next one others."""
     deployment, drive, results, _ = run(monkeypatch, [CALM] * 4, count=2)
-    first = ["between", "settle", "fcfs", "settle", "adaptive"]
-    second = ["between", "settle", "adaptive", "settle", "fcfs"]
-    order = [*first, *second, "between", "settle"]
+    first = ["before 0", "settle", "fcfs", "settle", "adaptive"]
+    second = ["before 1", "settle", "adaptive", "settle", "fcfs"]
+    order = [*first, *second, "before 2", "settle"]
     assert deployment.notes == order
     asks = [asks for _, asks in drive.calls]
     assert asks[0] == asks[1] != asks[2] == asks[3]

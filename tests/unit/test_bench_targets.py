@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tokenflow_bench.burst import scenarios
+from tokenflow_bench.burst.capacity import Capacity
+from tokenflow_bench.burst.cores import Cores
 from tokenflow_bench.burst.scenarios import Comparison, Plan, ablation, burst, pauses, seconds
 from tokenflow_bench.burst.setups import SETUPS
 from tokenflow_bench.burst.targets import judged, worth
+from tokenflow_bench.burst.turns import Case
+from tokenflow_bench.workload import Workload
 
 TINY = SETUPS["tiny"]
 
@@ -151,17 +159,53 @@ def plan(runs: int = 5) -> Plan:
 
 
 def test_an_experiment_says_how_long_it_takes():
-    """4 policies, 5 rounds, 250 tokens at 17.5 a second: 14.3 and 17.1 s a run, and 3 s between two."""
+    """4 policies, 5 rounds, 250 tokens at 17.5 a second: 14.3 and 17.1 s a run, 3 s between; capacities."""
     comparisons = burst(plan(), TINY)
     assert [comparison.least_s(TINY) for comparison in comparisons] == pytest.approx(
         [14.286, 17.143], abs=1e-3
     )
-    assert seconds(plan(), TINY, comparisons) == pytest.approx(75 + 20 * (17.286 + 20.143), abs=0.1)
+    assert seconds(plan(), TINY, comparisons) == pytest.approx(75 + 20 * (17.286 + 20.143) + 10 * 12, abs=0.1)
 
 
 def test_the_experiment_fits_into_its_time():
     whole = sum(seconds(plan(), setup, burst(plan(), setup)) for setup in SETUPS.values())
-    assert whole < 36 * 60
+    assert whole < 45 * 60
+
+
+@dataclass
+class FakeRounds:
+    """No runs; the rounds' readers are counted."""
+
+    rounds: int
+    workload: Callable[[int], Workload]
+    between_rounds: Callable[[int], None]
+
+    @classmethod
+    def of(cls, **given: Any) -> FakeRounds:
+        return cls(given["rounds"], given["workload"], given["between_rounds"])
+
+    def run(self, _deployment: object) -> dict[str, list[int]]:
+        counts = []
+        for number in range(self.rounds):
+            self.between_rounds(number)
+            counts.append(len(self.workload(number)))
+        self.between_rounds(self.rounds)
+        return {"readers": counts}
+
+
+def test_each_round_has_the_readers_of_its_own_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """350 tokens/s for people who read 17.5: 20 of them at load 1; a machine twice as slow has 10."""
+    speeds = iter([350.0, 175.0, 700.0])
+    monkeypatch.setattr(scenarios, "_capacity", lambda *_given: Capacity(next(speeds), 300.0))
+    monkeypatch.setattr(scenarios, "Rounds", FakeRounds.of)
+    deployment = SimpleNamespace(use=lambda _policy: None)
+    site = scenarios._Site(
+        plan=plan(3), setup=TINY, deployment=deployment, cores=Cores(threads=1), kv_tokens=3000, twin=None
+    )  # type: ignore[arg-type]
+    table = site.table(Comparison(title="load 1", load=1.0, cases=(Case(name="fcfs", policy="fcfs"),)))
+    assert table["readers"] == table["cases"]["readers"] == [20, 10, 40]
+    assert table["capacity"] == [350.0, 175.0, 700.0]
+    assert table["fit"] == [0.5, 1.0, 0.25]
 
 
 def by_policy(comparison: Comparison) -> dict[str, str]:

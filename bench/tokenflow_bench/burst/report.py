@@ -28,8 +28,8 @@ people who read at their own pace.
 """
 _HOW_TO_READ = """
 How to read it:
-- All readers of a table come at once. Load is the sum of their rates over the tokens per second that the
-  stock engine makes with its memory full, measured just before.
+- All readers come at once. Load is the sum of their rates over the tokens per second that the stock engine
+  makes with its memory full. That is measured before each round, and gives its number of readers.
 - `fcfs` is stock SGLang scheduling: the plugin is there and leaves it alone. What is not among the flags
   below is SGLang's default, but for what its CPU path needs (`--device cpu`, `--attention-backend
   torch_native`, `--sleep-on-idle`). Every round runs each case on the same readers and texts, beginning with
@@ -61,7 +61,7 @@ _TABLE = """
 ## {words}, {title}
 
 {readers} readers at {rate:g} tokens per second (median), answers of {output} tokens (mean); capacity
-{capacity:.0f} tokens per second; memory for {fit:.0f} % of the whole streams{rounds}.
+{capacity} tokens per second; memory for {fit} % of the whole streams{rounds}.
 
 Engine: `{flags}`; {cores}.{caution}
 
@@ -251,7 +251,7 @@ def terminal(*documents: _Document) -> str:
     bursts, pairs = _tables(documents)
     parts = []
     for table in bursts:
-        head = f"{table['words']}, {table['title']}: {table['readers']} readers"
+        head = f"{table['words']}, {table['title']}: {_rounds_of(table, 'readers')} readers"
         verdicts = "".join(f"\n{line}" for line in [*judged(table), *worth(table)])
         parts.append(f"{head}\n{table_of(table).text()}{_caution(table)}{verdicts}")
     return "\n\n".join([*parts, idle.table_of(pairs).text()] if pairs else parts)
@@ -313,12 +313,12 @@ def _in_short(tables: Sequence[_Document]) -> str:
 
 
 def _section(table: _Document) -> str:
-    values = {
-        name: table[name] for name in ("words", "title", "readers", "rate", "output", "capacity", "cores")
-    }
+    values = {name: table[name] for name in ("words", "title", "rate", "output", "cores")}
     return _TABLE.format(
         **values,
-        fit=100 * table["fit"],
+        readers=_rounds_of(table, "readers"),
+        capacity=_rounds_of(table, "capacity"),
+        fit=_rounds_of(table, "fit", scale=100),
         rounds=f"; {table['rounds']} rounds" if "rounds" in table else "",
         flags=" ".join(table["flags"]),
         caution=_caution(table),
@@ -326,6 +326,12 @@ def _section(table: _Document) -> str:
         engine=table_of(table, (*_ENGINE_LINES, *_DRIVER_LINES)).markdown(),
         verdicts=_list("Targets", judged(table)) + _list(f"Without a part, against {OURS}", worth(table)),
     )
+
+
+def _rounds_of(table: _Document, name: str, *, scale: float = 1.0) -> str:
+    """One number a round; results were kept until November 2026 with one for all."""
+    values = table[name] if isinstance(table[name], list) else [table[name]]
+    return spread(Spread.of(scale * value for value in values), 0)
 
 
 def _list(head: str, lines: Sequence[str]) -> str:

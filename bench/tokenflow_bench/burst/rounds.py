@@ -44,8 +44,8 @@ class Rounds:
     max_others: float
     """Cores that other programs may take."""
     say: Callable[[str], None]
-    between_rounds: Callable[[], None] = lambda: None
-    """Called before each round, and after the last one."""
+    between_rounds: Callable[[int], None]
+    """Called with a round's number before `workload` is asked for it, and once after the last."""
 
     def run(self, deployment: Deployment) -> dict[str, list[dict[str, Any]]]:
         """The document of each run, in order of the rounds, by the name of its case."""
@@ -53,12 +53,12 @@ class Rounds:
         begun = -1
         for number, case in turns(self.cases, self.rounds):
             if number > begun:
-                self.between_rounds()
+                self.between_rounds(number)
                 begun = number
             deployment.settle()
             deployment.use(case.policy)
             results[case.name].append(self._once(deployment, number, case))
-        self.between_rounds()
+        self.between_rounds(self.rounds)
         deployment.settle()
         return results
 

@@ -38,6 +38,8 @@ _START_S = 75.0
 _BETWEEN_RUNS_S = 3.0
 _TWIN_START_S = 45.0
 _CALIBRATION_S = 25.0
+_CAPACITY_S = {"tiny": 12.0, "smollm2": 37.0}
+"""Before each round."""
 _Table = dict[str, Any]
 
 
@@ -125,9 +127,9 @@ def seconds(plan: Plan, setup: Setup, comparisons: Sequence[Comparison]) -> floa
         (comparison.runs or plan.runs) * len(comparison.cases) * (comparison.least_s(setup) + _BETWEEN_RUNS_S)
         for comparison in comparisons
     )
-    calibrations = sum((comparison.runs or plan.runs) + 1 for comparison in comparisons) * plan.calibrates
-    twin_s = _TWIN_START_S * plan.calibrates + _CALIBRATION_S * calibrations
-    return _START_S + runs + twin_s
+    rounds = [comparison.runs or plan.runs for comparison in comparisons]
+    twin_s = plan.calibrates * (_TWIN_START_S + _CALIBRATION_S * sum(count + 1 for count in rounds))
+    return _START_S + runs + _CAPACITY_S[setup.name] * sum(rounds) + twin_s
 
 
 def _told(name: str, policy: str) -> Case:
@@ -160,15 +162,9 @@ class _Site:
     deployment: Deployment
     cores: Cores
     kv_tokens: int
-    capacity: Capacity
     twin: Deployment | None
     """The same once more, on which costs are measured: the policies of the other one learn from all that it
     answers, so how long answers get, too."""
-
-    def readers(self, load: float) -> Callable[[int], Workload]:
-        """Those of each round."""
-        count = self.setup.readers(load, self.capacity.tokens_per_s)
-        return lambda number: self.setup.burst(count, seed=self.plan.seed + number)
 
     def available(self, cases: Sequence[Case]) -> list[Case]:
         """Those whose policy the engine knows; the others are named and left out."""
@@ -185,13 +181,25 @@ class _Site:
         """All rounds of all cases, and what they were run with."""
         plan, setup, load, twin = self.plan, self.setup, comparison.load, self.twin
         cases = self.available(comparison.cases)
-        readers = self.readers(load)
-        count = setup.readers(load, self.capacity.tokens_per_s)
         least_s = comparison.least_s(setup)
         costs: list[dict[str, Any] | None] = []
+        capacities: list[Capacity] = []
+        counts: list[int] = []
         name = f"{setup.name}, {comparison.title}"
         runs = comparison.runs or plan.runs
-        plan.say(f"{name}: {count} readers, {len(cases)} x {runs} runs of about {least_s:.0f} s")
+        plan.say(f"{name}: {len(cases)} x {runs} runs of about {least_s:.0f} s")
+
+        def before_round(number: int) -> None:
+            if twin:
+                costs.append(self.costs(twin, number))
+            if number < runs:  # a machine is not as fast at all times
+                capacities.append(_capacity(plan, setup, self.deployment, self.kv_tokens))
+                counts.append(setup.readers(load, capacities[-1].tokens_per_s))
+                plan.say(f"  {name}, round {number + 1}/{runs}: {counts[-1]} readers")
+
+        def readers(number: int) -> Workload:
+            return setup.burst(counts[number], seed=plan.seed + number)
+
         rounds = Rounds(
             name=name,
             cases=cases,
@@ -203,9 +211,9 @@ class _Site:
             max_lag_ms=plan.max_lag_ms,
             max_others=plan.max_others,
             say=plan.say,
-            between_rounds=(lambda: costs.append(self.costs(twin, len(costs)))) if twin else lambda: None,
+            between_rounds=before_round,
         )
-        found = rounds.run(self.deployment)
+        results = rounds.run(self.deployment)
         return {
             "setup": setup.name,
             "words": setup.words,
@@ -213,19 +221,22 @@ class _Site:
             "load": load,
             "rounds": runs,
             "pausing": comparison.pausing,
-            "readers": count,
+            "readers": counts,
             "rate": setup.rate,
             "output": setup.output,
-            "capacity": self.capacity.tokens_per_s,
+            "capacity": [found.tokens_per_s for found in capacities],
             "kv_tokens": self.kv_tokens,
-            "fit": self.kv_tokens / self.capacity.footprint_tokens / count,
+            "fit": [
+                self.kv_tokens / found.footprint_tokens / count
+                for found, count in zip(capacities, counts, strict=True)
+            ],
             "flags": setup.flags(self.kv_tokens),
             "cores": self.cores.words(),
             "window_s": least_s,
             "policies": {case.name: case.policy for case in cases},
             "told": [case.name for case in cases if case.pauses == "report"],
             "costs": costs,
-            "cases": found,
+            "cases": results,
         }
 
     def costs(self, twin: Deployment, number: int) -> dict[str, Any] | None:
@@ -268,7 +279,6 @@ def _sized(plan: Plan, setup: Setup) -> Iterator[_Site]:
                         deployment=deployment,
                         cores=cores,
                         kv_tokens=kv_tokens,
-                        capacity=found,
                         twin=twin,
                     )
                 return

@@ -43,15 +43,20 @@ class SocketClient(asyncio.Protocol):
         headers: Mapping[str, str] | None = None,
         receive_buffer: int = 0,
         send_body: bool = True,
+        connected: socket.socket | None = None,
     ) -> SocketClient:
-        """A client that has sent `request`, as JSON, or only the head of it; reading goes on by itself."""
+        """A client that has sent `request`, as JSON, or only the head of it; reading goes on by itself.
+
+        `connected`: a connection to use, which does not block.
+        """
         address = urlsplit(base_url)
-        sock = socket.socket()
-        sock.setblocking(False)
-        if receive_buffer:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         loop = asyncio.get_running_loop()
-        await loop.sock_connect(sock, (address.hostname, address.port))
+        sock = connected or socket.socket()
+        if connected is None:
+            sock.setblocking(False)
+            if receive_buffer:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+            await loop.sock_connect(sock, (address.hostname, address.port))
         _, client = await loop.create_connection(cls, sock=sock)
         body = json.dumps(request).encode()
         fields = {

@@ -222,6 +222,25 @@ def test_what_fails_for_every_policy_is_not_tried_at_every_step():
     assert planner.errors < 10
 
 
+def test_an_engine_that_cannot_be_asked_between_plans_costs_the_policy_alone():
+    def shared(_req: object) -> int:
+        if is_broken:
+            raise RuntimeError("no")
+        return 16
+
+    is_broken = False
+    table = new_table(shared_tokens=shared)
+    arrive(table, "a", "b")
+    table.moved("a", Phase.RUNNING, now=1.0)
+    table.counted("a", 5)
+    planner = new_planner(Scripted(Plan(), Plan()), table)
+    assert planner.orders(2.0) is not None
+    is_broken = True
+    assert planner.orders(2.3) is None  # asked about half a second ago at the latest
+    assert planner.orders(2.6) == STOCK
+    assert (planner.errors, planner.suspended) == (1, "scripted")
+
+
 def test_plans_are_made_on_events_and_when_they_run_out():
     policy = Scripted(Plan(next_at=9.0), Plan(), Plan())
     planner = new_planner(policy)

@@ -18,6 +18,7 @@ from tokenflow_engine.policy.passes import prefill_budget
 from tokenflow_engine.policy.registry import policy_named
 from tokenflow_engine.policy.rows import ascending, heaviest_first, lowest
 from tokenflow_engine.policy.slack import Line, expected_remaining, slacks, urgencies
+from tokenflow_engine.policy.victims import Victims
 
 RUNNING, WAITING, OFFLOADED, PARKED = Phase.RUNNING, Phase.WAITING, Phase.OFFLOADED, Phase.PARKED
 GATE = Gate(efficiency=0.9, keep_s=0.0, paused_share=0.5, yields_s=20.0)
@@ -216,6 +217,32 @@ def test_a_draft_keeps_to_batch_places_and_request_rows() -> None:
     draft.park(0, Reason.AHEAD)
     assert not draft.fits(3), "its row is still taken"
     assert draft.bring(1, Reason.RESUMED)
+
+
+@pytest.mark.parametrize("count", [30, 200])
+def test_who_goes_in_turn_goes_by_rank_those_included_that_are_new_or_have_just_come_back(count: int) -> None:
+    dice = np.random.default_rng(count)
+    rows = [
+        Row(
+            phase=RUNNING,
+            generated=400,
+            buffered=int(ahead),
+            machine=ahead < 100,
+            weight=0.25 if ahead % 3 else 4,
+        )
+        for ahead in dice.integers(0, 400, count)
+    ]
+    view = view_of(*rows)
+    settled, recent, wanted = (dice.random(count) < share for share in (0.6, 0.3, 0.8))
+    slack = slacks(view, patience_s=10.0)
+    victims = Victims(view, Draft(view, steps=1), slack, np.zeros(count), settled=settled, recent=recent)
+    in_turn = list(victims.in_turn(wanted))
+    assert sorted(in_turn) == np.flatnonzero(wanted).tolist()
+    ranks = victims.rank[in_turn].tolist()
+    assert ranks == sorted(ranks)
+    new = (~settled & wanted)[in_turn]
+    assert new.any()
+    assert not new[new.argmax() :].all()  # some who have settled go after some who are new
 
 
 def test_andes_gains_most_for_who_would_run_dry() -> None:

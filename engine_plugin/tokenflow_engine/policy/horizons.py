@@ -106,7 +106,7 @@ class Gate:
         np.matmul(demand.prefill_s, counted[demand.prefilled :], out=sums[2, :, 0])
         sums[2, :, 1:] = demand.prefill_s.take(candidates - demand.prefilled, axis=1)
         pace, tokens = sums[3], demand.planes[0]
-        (tokens if counted.min() > 0 else tokens * counted).max(axis=1, out=pace[:, 0])
+        (tokens * counted).max(axis=1, out=pace[:, 0])
         pace[:, 1:] = sums[0, :, 1:]
         np.maximum.accumulate(pace, axis=1, out=pace)
         pace /= demand.within_s[:, None]

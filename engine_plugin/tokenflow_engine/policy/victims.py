@@ -123,12 +123,14 @@ class Victims:
         return rank
 
     def in_turn(self, rows: Bools) -> Iterator[int]:
-        """All of `rows`, lowest `rank` first; for who mostly needs only the first few."""
-        first = [row for row, *_ in self._settled if rows.item(row)]
+        """All of `rows`, which may go, lowest `rank` first; for who mostly needs only the first few."""
+        rank = self.rank
+        before = float(rank.min(where=rows & self._young, initial=np.inf))
+        first = [row for row, *_ in self._settled if rows.item(row) and rank.item(row) < before]
         yield from first
         others = rows.copy()
         others[first] = False
-        yield from ascending(self.rank, np.flatnonzero(others))
+        yield from ascending(rank, np.flatnonzero(others))
 
     def likeliest(self, count: int) -> list[int]:
         """Rows that would go first."""

@@ -130,10 +130,10 @@ class Planner:
             self._put_in_force(copy.deepcopy(self._chosen), now=now)
         for rid in self._readers.take_changed_readers():
             self._table.read_by(rid, self._readers.reader(rid, now), now=now)
+        if not isinstance(self.policy, FCFS):
+            self._table.pass_time(now)
         if not (self._is_due or now >= self._by) or now < self._not_before or self._is_put_off(now):
-            if not isinstance(self.policy, FCFS):
-                self._table.pass_time(now)
-            return None
+            return None if self._is_stock else self._tend(now)
         if self._is_stock and isinstance(self.policy, FCFS):
             self._is_due, self._by = False, float("inf")
             return None
@@ -142,17 +142,30 @@ class Planner:
         try:
             orders = self._plan(now)
         except Exception:  # noqa: BLE001 - a policy that fails costs its plan, never a stream
-            is_last_resort = isinstance(self.policy, FCFS)
-            self.failed(now)
-            if is_last_resort:
-                self._not_before = self._again_at or now
-            return STOCK
+            return self._given_up(now)
         took = time.thread_time() - started
         self.seconds += took
         self.times.add(took)
         self.plans += 1
         self._not_before = now + took / _MAX_SHARE
         return orders
+
+    def _tend(self, now: float) -> Orders | None:
+        """Make the next view cheaper, while none is made."""
+        started = time.thread_time()
+        try:
+            self._table.tend(now)
+        except Exception:  # noqa: BLE001 - as for a plan
+            return self._given_up(now)
+        self.seconds += time.thread_time() - started
+        return None
+
+    def _given_up(self, now: float) -> Orders:
+        is_last_resort = isinstance(self.policy, FCFS)
+        self.failed(now)
+        if is_last_resort:
+            self._not_before = self._again_at or now
+        return STOCK
 
     def _is_put_off(self, now: float) -> bool:
         if self._newcomer is None:

@@ -326,7 +326,7 @@ class Table:
         self._ended.add(self._columns["generated"].item(row))
         self._columns["alive"][row] = False
         self._columns["asked_at"][row] = np.inf
-        if self._count - len(self._rows) > max(_FIRST_CAPACITY, len(self._rows)):
+        if self._count - len(self._rows) > max(_FIRST_CAPACITY, len(self._rows) // 4):
             self._compact()
 
     def reconcile(self, live: set[str]) -> None:
@@ -350,11 +350,22 @@ class Table:
         columns["consumed"][row] = generated - reader.buffered
 
     def pass_time(self, now: float) -> None:
-        """Readers read on, and what changes slowly is looked at; for steps without a view."""
+        """Readers read on; to be called at every step."""
         if now - self._read_on_at >= _READ_ON_S:
             self._read_on(now)
-        if now - self._tended_at >= _TEND_S:
-            self._tend(now)
+
+    def tend(self, now: float) -> None:
+        """Look at what a view need not be exact in; between two views, so that none has to wait for it."""
+        if now - self._tended_at < _TEND_S:
+            return
+        self._tended_at = now
+        written = [self._rows[rid] for rid in self._writing if rid in self._rows]
+        self._ask([*self._due_to_be_asked(now - _ASK_EVERY_S), *written], now)
+        if now - self._averaged_at >= _AVERAGE_S:
+            self._averaged_at = now
+            alive = np.flatnonzero(self._columns["alive"][: self._count])
+            generated = self._columns["generated"].take(alive)
+            self._mean_output = expected_output(generated, self._ended, prior_tokens=_PRIOR_OUTPUT)
 
     def planned(self, plan: Plan) -> list[str]:
         """Take in what a plan for the last view says; the rids of those of whom it says something new."""
@@ -397,8 +408,8 @@ class Table:
     def view(self, *, now: float, device: Device, costs: Costs) -> tuple[EngineView, Sequence[str]]:
         """The engine at `now`, and the rid of each row. To be used before anything else happens."""
         self._read_on(now)
-        if now - self._tended_at >= _TEND_S:
-            self._tend(now)
+        self.tend(now)
+        self._ask(self._due_to_be_asked(-np.inf), now)  # of whom nothing is known
         self._viewed = np.flatnonzero(self._columns["alive"][: self._count])
         engine = {**device._asdict(), "now": now, "costs": costs, "mean_output": self._mean_output}
         view = _View(self._columns, self._viewed, left_to_prefill=self._left_to_prefill, engine=engine)
@@ -420,34 +431,28 @@ class Table:
         np.minimum(read, columns["readable"][rows], out=consumed)
         columns["readable"][rows] = columns["generated"][rows]
 
-    def _tend(self, now: float) -> None:
-        """What a view need not be exact in; between two views, so that none has to wait for it."""
-        self._tended_at = now
-        self._ask(now)
-        if now - self._averaged_at >= _AVERAGE_S:
-            self._averaged_at = now
-            alive = np.flatnonzero(self._columns["alive"][: self._count])
-            generated = self._columns["generated"].take(alive)
-            self._mean_output = expected_output(generated, self._ended, prior_tokens=_PRIOR_OUTPUT)
-
-    def _ask(self, now: float) -> None:
-        """Ask the engine about the memory of those not asked about for long, and of those being written."""
-        columns = self._columns
-        asked_at = columns["asked_at"][: self._count]
-        due = np.flatnonzero(asked_at <= now - _ASK_EVERY_S)
-        due = due[columns["generated"].take(due) > 0]
+    def _due_to_be_asked(self, since: float) -> list[int]:
+        """Rows with KV on the device of which the engine has not been asked since then, oldest first."""
+        asked_at = self._columns["asked_at"][: self._count]
+        due = np.flatnonzero(asked_at <= since)
+        due = due[self._columns["generated"].take(due) > 0]
         if len(due) > _ASK_AT_ONCE:
             due = due[asked_at.take(due).argpartition(_ASK_AT_ONCE)[:_ASK_AT_ONCE]]
         rows: list[int] = due.tolist()
-        writing = [self._rows[rid] for rid in self._writing if rid in self._rows]
-        rows += [row for row in writing if asked_at.item(row) < np.inf]
+        return rows
+
+    def _ask(self, rows: list[int], now: float) -> None:
+        """Ask the engine about the memory of those of `rows` that are on the device."""
+        columns = self._columns
+        asked_at = columns["asked_at"]
         for row in rows:
             rid = self._rids[row]
             req = self._reqs.get(rid)
-            if req is not None:
-                columns["shared"][row] = self._shared_tokens(req)
-                columns["synced"][row] = self._synced_tokens(rid)
-        asked_at[rows] = now
+            if asked_at.item(row) < np.inf:
+                asked_at[row] = now
+                if req is not None:
+                    columns["shared"][row] = self._shared_tokens(req)
+                    columns["synced"][row] = self._synced_tokens(rid)
 
     def _grow_to(self, rows: int) -> None:
         for name, column in self._columns.items():

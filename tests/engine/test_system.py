@@ -264,9 +264,8 @@ async def test_an_engine_that_is_killed_and_comes_back(
 ) -> None:
     """Every client gets the error event within two seconds, and the gateway needs nobody's help."""
     with new_engine() as engine, GatewayProcess(engine, tmp_path) as gateway:
-        async with aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True)
-        ) as session:
+        anew = aiohttp.TCPConnector(limit=0, force_close=True)  # none is closed just as it is used again
+        async with aiohttp.ClientSession(connector=anew) as session:
             clients = Clients(session, gateway.base_url)
             readers = [asyncio.create_task(clients.read(asks(n, max_tokens=1500))) for n in range(8)]
             await eventually(lambda: sum(s["delivered"] > 3 for s in gateway.streams()) == 8, "all stream")

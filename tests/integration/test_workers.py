@@ -54,7 +54,7 @@ class Workers:
         return await self._visitor.post(path, json=body)
 
     async def ask(self, connected: socket.socket, path: str, body: object) -> SocketClient:
-        """By a connection of `connected`."""
+        """On a connection that `self.connected` has made."""
         client = await SocketClient.ask(self.served.base_url, path, body, connected=connected)
         self.clients.append(client)
         return client
@@ -91,7 +91,9 @@ class Workers:
         answer = b""
         async with asyncio.timeout(PATIENCE_S):
             while not answer.endswith(b"}"):
-                answer += await loop.sock_recv(sock, 4096)
+                received = await loop.sock_recv(sock, 4096)
+                assert received, answer
+                answer += received
         assert answer.startswith(b"HTTP/1.1 200"), answer
         return sock
 

@@ -236,7 +236,7 @@ def test_an_engine_that_cannot_be_asked_between_plans_costs_the_policy_alone():
     planner = new_planner(Scripted(Plan(), Plan()), table)
     assert planner.orders(2.0) is not None
     is_broken = True
-    assert planner.orders(2.3) is None  # asked about half a second ago at the latest
+    assert planner.orders(2.3) is None  # what was asked less than half a second ago is not asked again
     assert planner.orders(2.6) == STOCK
     assert (planner.errors, planner.suspended) == (1, "scripted")
 

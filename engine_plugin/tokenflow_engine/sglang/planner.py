@@ -130,9 +130,9 @@ class Planner:
             self._put_in_force(copy.deepcopy(self._chosen), now=now)
         for rid in self._readers.take_changed_readers():
             self._table.read_by(rid, self._readers.reader(rid, now), now=now)
-        if not isinstance(self.policy, FCFS):
-            self._table.pass_time(now)
         if not (self._is_due or now >= self._by) or now < self._not_before or self._is_put_off(now):
+            if not isinstance(self.policy, FCFS):
+                self._table.pass_time(now)
             return None if self._is_stock else self._tend(now)
         if self._is_stock and isinstance(self.policy, FCFS):
             self._is_due, self._by = False, float("inf")

@@ -350,7 +350,7 @@ class Table:
         columns["consumed"][row] = generated - reader.buffered
 
     def pass_time(self, now: float) -> None:
-        """Readers read on; to be called at every step."""
+        """Readers read on; for steps without a view, which does the same."""
         if now - self._read_on_at >= _READ_ON_S:
             self._read_on(now)
 
